@@ -1,0 +1,35 @@
+"""The codecs: one file each, one line each in :data:`REGISTRY`."""
+
+from __future__ import annotations
+
+from ..core.codec import Codec
+from .fp16 import FP16
+from .linear import Linear
+from .none import NoneCodec
+from .randomk import RandomK
+from .topk import TopK
+
+REGISTRY: dict[str, type[Codec]] = {
+    "none": NoneCodec,
+    "fp16": FP16,
+    "linear": Linear,
+    "topk": TopK,
+    "randomk": RandomK,
+}
+"""Name, as in ``Compression.<name>`` and in string forms, to class."""
+
+
+def name_of(codec: Codec) -> str:
+    """Return the name under which a codec's class is registered."""
+    return next(name for name, cls in REGISTRY.items() if cls is type(codec))
+
+
+def build(text: str) -> Codec:
+    """Return the codec that a string form such as ``"topk:ratio=0.01"`` stands for.
+
+    Raises:
+        SettingsError: The name, a keyword or a value is not known.
+    """
+    from ..core.settings import parse_codec
+
+    return parse_codec(text)

@@ -1,0 +1,51 @@
+"""No compression: the baseline, bit-identical to plain Horovod."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Sequence
+
+from ..core.codec import Bias, Call, Codec, Combine, Encoded, Tensor
+
+
+@dataclass(frozen=True)
+class NoneCodec(Codec):
+    """Send every gradient as it is.
+
+    ``Q(x) = x``. The front ends hand the gradient itself to Horovod, so weights are bit-identical
+    to ``hvd.Compression.none``; unlike that one, bfloat16 gradients work (they travel as float32)
+    and ``stats()`` counts the bytes.
+
+    =======  ===========  =====  =======
+    tensor   dtype        shape  bytes
+    =======  ===========  =====  =======
+    payload  as gradient  (n,)   4 n (float32)
+    =======  ===========  =====  =======
+
+    Combine: SUM. Bias: UNBIASED, with error zero.
+
+    Example:
+        >>> from horovod_gradcomp.codecs import build
+        >>> build("none").wire_bytes(1000)
+        4000
+    """
+
+    combine: ClassVar[Combine] = Combine.SUM
+    identity: ClassVar[bool] = True
+
+    @property
+    def bias(self) -> Bias:
+        return Bias.UNBIASED
+
+    def wire_bytes(self, numel: int) -> int:
+        return 4 * numel
+
+    def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
+        error = xp.zeros(xp.numel(x), "float32", x) if want_error else None
+        return Encoded(x, error)
+
+    def decode(
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+    ) -> Tensor:
+        (payload,) = payloads
+        return xp.scale_(xp.copy(payload), scale)

@@ -1,0 +1,1 @@
+"""Everything that needs no framework: codec protocol, memory, exchange, plan, random, packing."""

@@ -1,0 +1,175 @@
+"""What a codec is.
+
+A codec is a frozen dataclass of settings with pure functions over ``xp``, one of the modules in
+:mod:`horovod_gradcomp.ops`. It holds no state, starts no collective and imports no framework. It
+declares how its payloads combine, how its error behaves and how many bytes it sends, so that the
+exchange and the memory follow from declarations and never from a codec's name.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple, Sequence
+
+from .errors import SettingsError, explain
+
+Tensor = Any
+Shape = tuple[int, ...]
+
+
+class Combine(enum.Enum):
+    """How the payloads of several ranks become one."""
+
+    SUM = "sum"
+    """The payload is what Horovod allreduces: ``decode(a + b) == decode(a) + decode(b)``."""
+
+    GATHER = "gather"
+    """Every rank needs every payload: positions, packed codes and scales cannot be summed."""
+
+
+class Bias(enum.Enum):
+    """What is known of ``Q(x) = decode(encode(x))``."""
+
+    UNBIASED = "unbiased"
+    """``E[Q(x)] == x``: safe without a memory."""
+
+    CONTRACTION = "contraction"
+    """``||x - Q(x)|| <= ||x||``: what error feedback needs to converge."""
+
+    NEITHER = "neither"
+
+
+class Encoded(NamedTuple):
+    """A payload, and what it leaves out."""
+
+    payload: Tensor
+    """One dense tensor: uint8 for GATHER (:mod:`.payload`), float16 or float32 for SUM."""
+
+    error: Tensor | None
+    """``x - decode(payload)``, flat float32, where it was asked for."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a codec may know of the step it runs in; equal on all ranks.
+
+    Attributes:
+        size: Number of ranks whose payloads are combined.
+        shapes: Shapes of the tensors that make up the flat input, in order.
+        key: Two 32-bit words from :func:`horovod_gradcomp.core.random.fold`.
+    """
+
+    size: int = 1
+    shapes: tuple[Shape, ...] = ()
+    key: tuple[Any, Any] = field(default=(0, 0))
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """Base of all codecs; see :mod:`horovod_gradcomp.codecs` for the registry."""
+
+    combine: ClassVar[Combine]
+    identity: ClassVar[bool] = False
+    """Whether nothing is changed at all, so that a front end may hand gradients straight on."""
+
+    @property
+    @abstractmethod
+    def bias(self) -> Bias:
+        """How the error behaves with the present settings."""
+
+    @property
+    def default_memory(self) -> str:
+        """The memory that this codec comes with."""
+        return "none" if self.bias is Bias.UNBIASED else "residual"
+
+    @abstractmethod
+    def wire_bytes(self, numel: int) -> int:
+        """Return the exact payload size in bytes, headers included, of ``numel`` elements."""
+
+    @abstractmethod
+    def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
+        """Encode a flat float32 tensor.
+
+        Args:
+            xp: An operations module.
+            x: Shape ``(numel,)``, float32, numel > 0. It is **consumed**: where the framework
+                allows, its storage is reused for the error.
+            call: The step.
+            want_error: Whether to return the error.
+        """
+
+    @abstractmethod
+    def decode(
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+    ) -> Tensor:
+        """Return ``scale * sum(decoded payloads)``, flat float32, always fresh storage.
+
+        Args:
+            xp: An operations module.
+            payloads: One payload a rank, in rank order; one reduced payload for SUM.
+            numel: Number of elements.
+            call: The step, equal to the one of ``encode``.
+            scale: Factor on the sum.
+        """
+
+    def with_memory(self, has_memory: bool) -> Codec:
+        """Return the form of this codec to use with, or without, an error memory."""
+        return self
+
+    def describe(self) -> str:
+        """Return the string form, ``name:setting=value,...``, that builds an equal codec."""
+        from ..codecs import name_of  # a codec does not know its name, the registry does
+
+        parts = [
+            f"{f.name}={getattr(self, f.name)}"
+            for f in fields(self)
+            if getattr(self, f.name) is not None
+        ]
+        return f"{name_of(self)}:{','.join(parts)}" if parts else name_of(self)
+
+
+def check_choice(codec: str, name: str, value: Any, allowed: Sequence[Any]) -> None:
+    """Raise :class:`SettingsError` unless ``value`` is one of ``allowed``."""
+    if isinstance(value, bool) or value not in allowed:
+        raise SettingsError(
+            f"{codec}: "
+            + explain(
+                got=f"{name}={value!r}", expected=f"one of {', '.join(map(repr, allowed))}"
+            )
+        )
+
+
+def check_fraction(codec: str, name: str, value: Any) -> None:
+    """Raise :class:`SettingsError` unless ``0 < value <= 1``."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or not 0 < value <= 1
+    ):
+        raise SettingsError(
+            f"{codec}: "
+            + explain(got=f"{name}={value!r}", expected=f"a fraction, 0 < {name} <= 1")
+        )
+
+
+def check_count(
+    codec: str, name: str, value: Any, *, minimum: int = 1, multiple: int = 1
+) -> None:
+    """Raise :class:`SettingsError` unless ``value`` is a whole number in range."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or value < minimum
+        or value % multiple
+    ):
+        of = f", a multiple of {multiple}" if multiple > 1 else ""
+        raise SettingsError(
+            f"{codec}: "
+            + explain(
+                got=f"{name}={value!r}", expected=f"a whole number, {name} >= {minimum}{of}"
+            )
+        )

@@ -1,0 +1,172 @@
+"""How payloads get from rank to rank, without knowing how a front end sends anything.
+
+An exchange is a generator that *requests* collectives and receives their results. The front ends
+drive it over Horovod; tests drive N of them in one process, in lock step.
+
+Horovod's slot says nothing of the reduction that it runs between ``compress`` and ``decompress``.
+For GATHER payloads it is given a :class:`Carrier` of three floats to reduce instead of the
+gradient, and what comes back tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generator, NamedTuple, Sequence
+
+from .codec import Call, Codec, Combine, Tensor
+from .errors import ExchangeError, explain
+from .payload import FLAG_BYTES
+
+_SNAP = 1e-5  # N * float32(1 / N) is not 1 for N = 41, 47, 55, ...
+_LINEAR = 1e-4
+
+
+class Gather(NamedTuple):
+    """Request: give every rank every rank's uint8 payload."""
+
+    payload: Tensor
+
+
+class Reduce(NamedTuple):
+    """Request: let Horovod reduce this float payload as it would the gradient."""
+
+    payload: Tensor
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a request returns.
+
+    Attributes:
+        payloads: All payloads in rank order, or the one reduced payload.
+        scale: What the sum of decoded payloads is to be multiplied by.
+    """
+
+    payloads: Sequence[Tensor]
+    scale: float = 1.0
+
+
+class Outcome(NamedTuple):
+    """What an exchange ends with."""
+
+    total: Tensor
+    """The reduced gradient, flat float32; not finite if ``bad``."""
+
+    error: Tensor | None
+    """What this rank's payload left out, where it was asked for."""
+
+    bad: Tensor
+    """0, or NaN where any rank's input was not finite; equal on all ranks."""
+
+
+Exchange = Generator["Gather | Reduce", Reply, Outcome]
+
+
+def start(xp: Any, codec: Codec, x: Tensor, call: Call, *, want_error: bool, name: str) -> Exchange:
+    """Return the exchange that suits how a codec's payloads combine.
+
+    Args:
+        xp: An operations module.
+        codec: The codec.
+        x: Flat float32 input; consumed.
+        call: The step.
+        want_error: Whether the memory needs what is left out.
+        name: Of the tensor or bucket, for messages.
+    """
+    run = _reduce if codec.combine is Combine.SUM else _gather
+    return run(xp, codec, x, call, want_error, name)
+
+
+def _gather(
+    xp: Any, codec: Codec, x: Tensor, call: Call, want_error: bool, name: str
+) -> Exchange:
+    numel, flag = xp.numel(x), xp.badness(x)
+    payload, error = codec.encode(xp, x, call, want_error=want_error)
+    payload = xp.set_flag_(payload, flag)
+    reply = yield Gather(payload)
+    expected = codec.wire_bytes(numel) + FLAG_BYTES
+    for rank, other in enumerate(reply.payloads):
+        if xp.numel(other) != expected:
+            raise ExchangeError(
+                explain(
+                    got=f"{xp.numel(other)} bytes for '{name}' from rank {rank}",
+                    expected=f"{expected} bytes",
+                    why="the size follows from the settings and the shape, so that rank has others",
+                    do="give every rank the same compression and the same model",
+                )
+            )
+    bad = xp.flag_of(reply.payloads[0])
+    for other in reply.payloads[1:]:
+        bad = xp.add(bad, xp.flag_of(other))
+    total = codec.decode(xp, reply.payloads, numel, call, scale=reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad)
+
+
+def _reduce(
+    xp: Any, codec: Codec, x: Tensor, call: Call, want_error: bool, name: str
+) -> Exchange:
+    numel, flag = xp.numel(x), xp.badness(x)
+    payload, error = codec.encode(xp, x, call, want_error=want_error)
+    reply = yield Reduce(xp.poison_(payload, flag))
+    (reduced,) = reply.payloads
+    bad = xp.badness(reduced[:1])
+    total = codec.decode(xp, [reduced], numel, call, scale=reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad)
+
+
+class Carrier:
+    """Three floats whose reduction tells what Horovod did.
+
+    They are 1, the rank plus one and a hash of the rank. The first comes back as the factor on the
+    mean (1 for Average, N for Sum); the others must come back as the linear combination over the
+    expected ranks that the first implies, which Adasum, Min, Max, Product or a reduction over
+    another process set do not give.
+    """
+
+    WIDTH = 3
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = tuple(ranks)
+        rows = [self.row(rank) for rank in self._ranks]
+        self._means = [sum(column) / len(rows) for column in zip(*rows)]
+
+    @staticmethod
+    def row(rank: int) -> tuple[float, float, float]:
+        """Return what a rank contributes."""
+        word = (rank + 1) * 0x9E3779B1 % 2**32
+        return 1.0, rank + 1.0, 1.0 + (word ^ word >> 15) % 4096 / 4096
+
+    def factor(self, values: Sequence[float], name: str) -> float:
+        """Return the factor on the mean.
+
+        Args:
+            values: The reduced carrier.
+            name: Of the tensor, for messages.
+
+        Raises:
+            ExchangeError: What came back is no linear reduction over the expected ranks.
+        """
+        size, factor = len(self._ranks), values[0] if values else 0.0
+        for whole in (1.0, float(size)):
+            if abs(factor - whole) <= _SNAP * whole:
+                factor = whole
+        if len(values) != self.WIDTH or any(
+            not abs(value - factor * mean) <= _LINEAR * abs(factor * mean)
+            for value, mean in zip(values, self._means)
+        ):
+            raise ExchangeError(
+                explain(
+                    got=f"a carrier of {[round(v, 5) for v in values]} for '{name}'",
+                    expected=f"{[round(factor * m, 5) for m in self._means]} from a linear "
+                    f"reduction over ranks {_short(self._ranks)}",
+                    why="op is Adasum, Min, Max or Product, or the reduction ran over another "
+                    "process set, or a rank has joined; decoding would give a wrong gradient",
+                    do="use op=Average or op=Sum, and give the compressor the optimizer's "
+                    "process set",
+                )
+            )
+        return factor
+
+
+def _short(ranks: Sequence[int]) -> str:
+    return str(list(ranks)) if len(ranks) <= 8 else f"[{ranks[0]}, ..., {ranks[-1]}]"

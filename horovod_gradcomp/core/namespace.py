@@ -1,0 +1,75 @@
+"""The ``Compression`` object of a front end: one attribute for each registered codec."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from ..codecs import REGISTRY
+from .errors import SettingsError
+from .settings import Settings, make, signature, split
+
+
+class Factory:
+    """``Compression.topk``: call it with settings, or hand it to Horovod for the defaults."""
+
+    def __init__(self, name: str, build: Callable[[Settings], Any]) -> None:
+        self._name, self._build = name, build
+        self._default: Any = None
+        self.__name__ = name
+        self.__doc__ = REGISTRY[name].__doc__
+        self.__signature__ = signature(REGISTRY[name])
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        if args:
+            raise SettingsError(
+                f"{self._name}: settings are keywords; got {args!r} by position, "
+                f"expected {self._name}{self.__signature__}"
+            )
+        return self._build(make(self._name, settings))
+
+    def compress(self, tensor: Any) -> Any:
+        """Compress with the default settings, as ``hvd.Compression.fp16`` does uncalled."""
+        return self._instance().compress(tensor)
+
+    def decompress(self, tensor: Any, ctx: Any) -> Any:
+        """Decompress with the default settings."""
+        return self._instance().decompress(tensor, ctx)
+
+    def _instance(self) -> Any:
+        if self._default is None:
+            self._default = self()
+        return self._default
+
+    def __repr__(self) -> str:
+        return f"Compression.{self._name}"
+
+
+class Namespace:
+    """``Compression``: mirrors ``hvd.Compression``."""
+
+    def __init__(self, build: Callable[[Settings], Any]) -> None:
+        self._build = build
+        for name in REGISTRY:
+            setattr(self, name, Factory(name, build))
+
+    def __getattr__(self, name: str) -> Factory:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            make(name, {})
+        except SettingsError as error:
+            raise AttributeError(f"Compression.{name}: {error}") from None
+        raise AttributeError(name)
+
+    def from_string(self, text: str, **options: Any) -> Any:
+        """Return the compressor of a string form, such as ``"topk:ratio=0.01"``.
+
+        Args:
+            text: Name and settings of a codec.
+            options: As of ``Compression.<name>``: memory, seed, min_numel, ...
+
+        Raises:
+            SettingsError: The name, a keyword or a value is not allowed.
+        """
+        name, settings = split(text)
+        return self._build(make(name, {**settings, **options}))

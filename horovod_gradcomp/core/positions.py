@@ -1,0 +1,56 @@
+"""Positions of kept elements, in the cheapest of three forms.
+
+Which form follows from n and k alone, so the payload's size never depends on values:
+
+- 32 bit: 4 bytes a position;
+- 16 bit: 2 bytes a position within its block of 65,536, and 4 bytes a block for how many it holds;
+- bitmap: one bit for each of the n elements.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from . import bits
+from .codec import Tensor
+from .payload import Section
+
+_BLOCK = 65_536
+
+
+def sections(numel: int, k: int) -> tuple[Section, ...]:
+    """Return the payload sections that hold k ascending positions below ``numel``."""
+    blocks = -(-numel // _BLOCK)
+    wide = (Section("int32", 1, k),)
+    split = (Section("int32", 1, blocks), Section("int16", 1, k))
+    bitmap = (Section("uint8", 1, bits.packed_width(numel, 1)),)
+    return min((wide, split, bitmap), key=lambda form: sum(s.nbytes for s in form))
+
+
+def encode(xp: Any, where: Tensor, numel: int) -> list[Tensor]:
+    """Return the contents of :func:`sections` for ascending int64 positions, shape ``(k,)``."""
+    form = sections(numel, xp.numel(where))
+    if form[0].dtype == "uint8":
+        mask = xp.cast(xp.mark(bits.padded_width(numel), where), "uint8")
+        return [bits.pack(xp, xp.reshape(mask, (1, -1)), 1)]
+    if len(form) == 1:
+        return [xp.cast(where, "int32")]
+    # (blocks + 1,): how many positions lie below the start of each block
+    edges = xp.scale_(xp.arange(0, form[0].width + 1, "int64", where), _BLOCK)
+    below = xp.search(where, edges)
+    counts = xp.sub(below[1:], below[:-1])
+    return [xp.cast(counts, "int32"), xp.cast(xp.bit_and(where, _BLOCK - 1), "int16")]
+
+
+def decode(xp: Any, parts: Sequence[Tensor], numel: int, k: int) -> Tensor:
+    """Return the ascending int64 positions, shape ``(k,)``."""
+    form = sections(numel, k)
+    if form[0].dtype == "uint8":
+        mask = xp.reshape(bits.unpack(xp, parts[0], 1), (-1,))
+        return xp.fix_size(xp.positions_of(xp.cast(mask, "bool")), k)
+    if len(form) == 1:
+        return xp.cast(xp.reshape(parts[0], (k,)), "int64")
+    counts = xp.cast(xp.reshape(parts[0], (-1,)), "int64")
+    starts = xp.scale_(xp.arange(0, form[0].width, "int64", counts), _BLOCK)
+    base = xp.repeat(starts, counts, k)
+    return xp.add(base, xp.bit_and(xp.cast(xp.reshape(parts[1], (k,)), "int64"), _BLOCK - 1))

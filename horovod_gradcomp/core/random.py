@@ -1,0 +1,101 @@
+"""Randomness as a counter hash of (seed, name, step, position).
+
+Equal on all ranks and in both frameworks, new each step and for each tensor, and no generator of
+the user is read or moved. The mixer is the 32-bit finaliser of MurmurHash3 (Appleby, 2011), whose
+avalanche is close to ideal.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from .codec import Tensor
+
+_WORD = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+
+def fold(seed: int, name: str, step: Any) -> tuple[Any, Any]:
+    """Return two 32-bit words that stand for (seed, name, step).
+
+    Args:
+        seed: Any whole number.
+        name: Of the tensor or bucket; equal on all ranks.
+        step: A whole number, or an int64 scalar tensor where steps are counted in a graph.
+
+    Returns:
+        Two whole numbers in ``[0, 2**32)``, or two int64 scalar tensors.
+    """
+    digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+    low, high = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+    first = _mix_word(_xor(step % 2**32, low))
+    second = _mix_word(_xor((first + _GOLDEN) % 2**32, high))
+    return first, second
+
+
+def _xor(a: Any, b: Any) -> Any:
+    # Python whole numbers and int64 tensors of both frameworks take this operator alike.
+    return a ^ b
+
+
+def _mix_word(word: Any) -> Any:
+    # Division instead of a shift: TensorFlow's tensors have no shift operator. An int64 product
+    # may wrap, its low 32 bits are right all the same.
+    word = _xor(word, word // 2**16)
+    word = (word * 0x85EBCA6B) % 2**32
+    word = _xor(word, word // 2**13)
+    word = (word * 0xC2B2AE35) % 2**32
+    return _xor(word, word // 2**16)
+
+
+def words(xp: Any, key: tuple[Any, Any], start: int, count: int, like: Tensor) -> Tensor:
+    """Return ``count`` pseudo-random words for positions ``start ..``, as int32 bit patterns.
+
+    Args:
+        xp: An operations module.
+        key: From :func:`fold`.
+        start: First position; ``start + count`` below 2**31.
+        count: Number of words.
+        like: A tensor on the device to use.
+
+    Returns:
+        Shape ``(count,)``, int32.
+    """
+    x = xp.arange(start, count, "int32", like)
+    x = _mix(xp, xp.bit_xor(x, xp.as_int32(key[0], like)))
+    return _mix(xp, xp.bit_xor(x, xp.as_int32(key[1], like)))
+
+
+def uniform(xp: Any, key: tuple[Any, Any], start: int, count: int, like: Tensor) -> Tensor:
+    """Return ``count`` float32 values, multiples of 2**-24 in ``[0, 1)``, for positions."""
+    bits = xp.shift_right(words(xp, key, start, count, like), 8)
+    return xp.scale_(xp.cast(bits, "float32"), 2.0**-24)
+
+
+def below(xp: Any, key: tuple[Any, Any], limits: Tensor) -> Tensor:
+    """Return for each limit a pseudo-random whole number below it.
+
+    Args:
+        xp: An operations module.
+        key: From :func:`fold`.
+        limits: Shape ``(count,)``, int64, each in ``[1, 2**31)``.
+
+    Returns:
+        Shape ``(count,)``, int64.
+    """
+    raw = words(xp, key, 0, xp.numel(limits), limits)
+    unsigned = xp.bit_and(xp.cast(raw, "int64"), _WORD)
+    return xp.shift_right(xp.mul_(unsigned, limits), 32)
+
+
+def _mix(xp: Any, x: Tensor) -> Tensor:
+    x = xp.bit_xor(x, xp.shift_right(x, 16))
+    x = xp.scale_(x, _signed(0x85EBCA6B))
+    x = xp.bit_xor(x, xp.shift_right(x, 13))
+    x = xp.scale_(x, _signed(0xC2B2AE35))
+    return xp.bit_xor(x, xp.shift_right(x, 16))
+
+
+def _signed(word: int) -> int:
+    return word - 2**32 if word >= 2**31 else word

@@ -1,0 +1,97 @@
+"""The k elements of largest magnitude, ties by lowest position, the same in both frameworks.
+
+Magnitudes are compared as integers (the bits of a float32 without its sign), so subnormals and
+NaN have their place in the order and no framework's flushing or NaN rule can change it.
+
+A full selection costs tens of passes. The sampled one estimates a threshold a little below the
+k-th magnitude from a strided sample, keeps the few elements above it, and selects exactly among
+these. A threshold that proves too high is noticed (fewer than k are left) and the full selection
+runs, so both give the same positions.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .codec import Tensor
+
+STRIDE = 101
+"""One element in 101 is sampled; a prime, so that rows of even length do not alias."""
+
+SMALLEST = 65_536
+"""Below this many elements the full selection is as cheap."""
+
+
+def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
+    """Return the positions of the k largest ``|x|``.
+
+    Args:
+        xp: An operations module.
+        x: Shape ``(n,)``, float32.
+        k: ``1 <= k <= n``.
+        sampled: Whether a sample may spare the full selection.
+
+    Returns:
+        Shape ``(k,)``, int64, ascending, unique, whatever the values.
+    """
+    n = xp.numel(x)
+    if k == n:
+        return xp.arange(0, n, "int64", x)
+    rank = _sample_rank(n, k)
+    if not sampled or n < SMALLEST or rank >= n // STRIDE // 2:
+        return _full(xp, x, k)
+    sample = xp.magnitude(xp.strided(x, STRIDE))
+    limit = _below(xp, xp.kth_largest(sample, rank))
+    found = xp.positions_above(x, limit)
+    return xp.fix_size(
+        xp.cond(
+            xp.length(found) >= k,
+            lambda: _narrow(xp, x, found, k),
+            # Fewer than k elements differ from zero, or the sample was not like the rest.
+            lambda: xp.cond(
+                limit == 0, lambda: _fill(xp, found, k), lambda: _full(xp, x, k)
+            ),
+        ),
+        k,
+    )
+
+
+def _sample_rank(n: int, k: int) -> int:
+    """Return which of the sample's magnitudes lies below the k-th of all, in all likelihood."""
+    expected = k / STRIDE
+    return math.ceil(expected + 4 * math.sqrt(expected) + 2)
+
+
+def _below(xp: Any, bits: Tensor) -> Tensor:
+    # Zero stays zero: exact zeros are never worth a search, they are filled in by position.
+    return xp.where(xp.less(bits, 1), bits, bits - 1)
+
+
+def _full(xp: Any, x: Tensor, k: int) -> Tensor:
+    kth = xp.kth_largest(xp.magnitude(x), k)
+    found = xp.positions_above(x, _below(xp, kth))
+    return xp.cond(
+        xp.length(found) >= k,
+        lambda: _narrow(xp, x, found, k),
+        lambda: _fill(xp, found, k),
+    )
+
+
+def _narrow(xp: Any, x: Tensor, found: Tensor, k: int) -> Tensor:
+    """Keep the k largest of the found positions, ties by lowest position."""
+    bits = xp.magnitude(xp.take(x, found))
+    kth = xp.kth_largest(bits, k)
+    above = xp.less(kth, bits)
+    tied = xp.equal(bits, kth)
+    room = k - xp.count_true(above)
+    kept = xp.logical_or(above, xp.logical_and(tied, xp.less(xp.running_count(tied), room + 1)))
+    return xp.take(found, xp.positions_of(kept))
+
+
+def _fill(xp: Any, found: Tensor, k: int) -> Tensor:
+    """Complete fewer than k positions with the lowest ones that are not among them."""
+    # Of the first k positions at most len(found) are taken, so enough are free.
+    low = xp.take(found, xp.positions_of(xp.less(found, k)))
+    free = xp.positions_of(xp.logical_not(xp.mark(k, low)))
+    return xp.sort(xp.concat([found, free[: k - xp.length(found)]], axis=0))

@@ -1,0 +1,171 @@
+"""From what a user writes to checked objects: keywords, string forms, defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+from .codec import Codec, check_count
+from .errors import SettingsError, explain
+from .memory import MEMORIES, Memory
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every compressor takes beside its codec's settings.
+
+    Args:
+        memory: "residual", "none", "residual:decay=0.9", a :class:`Memory`, or None for the
+            codec's default.
+        seed: Of the random codecs; equal on all ranks.
+        min_numel: Tensors with fewer elements are sent uncompressed.
+        skip_1d: Whether biases and other tensors of one dimension are sent uncompressed.
+        bucket_bytes: Most bytes (float32) of parameters that are packed into one message.
+    """
+
+    memory: str | Memory | None = None
+    seed: int = 0
+    min_numel: int = 1024
+    skip_1d: bool = True
+    bucket_bytes: int = 32 * 2**20
+
+    def __post_init__(self) -> None:
+        check_count("compressor", "min_numel", self.min_numel, minimum=0)
+        check_count("compressor", "bucket_bytes", self.bucket_bytes, minimum=4)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise SettingsError(explain(got=f"seed={self.seed!r}", expected="a whole number"))
+        if not isinstance(self.skip_1d, bool):
+            raise SettingsError(explain(got=f"skip_1d={self.skip_1d!r}", expected="True or False"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A checked codec with its memory and options; what :class:`Compressor` is built from."""
+
+    codec: Codec
+    memory: Memory
+    options: Options
+
+    def describe(self) -> str:
+        """Return one line that names every setting, equal on ranks that are set alike."""
+        memory = next(n for n, cls in MEMORIES.items() if cls is type(self.memory))
+        values = ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self.memory).items())
+        rest = {k: v for k, v in vars(self.options).items() if k != "memory"}
+        tail = " ".join(f"{k}={v}" for k, v in rest.items())
+        return f"{self.codec.describe()} memory={memory}{':' + values if values else ''} {tail}"
+
+
+def make(name: str, settings: Mapping[str, Any]) -> Settings:
+    """Return checked settings from a codec's name and keywords for it and for :class:`Options`.
+
+    Raises:
+        SettingsError: A name, keyword or value is not allowed; the message says what is.
+    """
+    from ..codecs import REGISTRY
+
+    cls = _look_up(name, REGISTRY, "codec")
+    ours = {f.name for f in dataclasses.fields(Options)}
+    theirs = [f.name for f in dataclasses.fields(cls)]
+    for key in settings:
+        if key not in ours and key not in theirs:
+            raise SettingsError(_unknown(f"{name}: keyword", key, [*theirs, *sorted(ours)]))
+    codec = cls(**{k: v for k, v in settings.items() if k in theirs})
+    options = Options(**{k: v for k, v in settings.items() if k in ours})
+    return assemble(codec, options)
+
+
+def assemble(codec: Codec, options: Options) -> Settings:
+    """Return settings whose codec and memory fit one another."""
+    memory = _memory(codec.default_memory if options.memory is None else options.memory)
+    codec = codec.with_memory(memory.wants_error)
+    memory.check(codec)
+    return Settings(codec, memory, options)
+
+
+def parse_codec(text: str) -> Codec:
+    """Return the codec of a string form, ``name`` or ``name:key=value,key=value``.
+
+    Raises:
+        SettingsError: The name, a keyword or a value is not allowed.
+    """
+    from ..codecs import REGISTRY
+
+    name, settings = split(text)
+    cls = _look_up(name, REGISTRY, "codec")
+    return _construct(name, cls, settings)
+
+
+def split(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the keywords of a string form, values turned into numbers."""
+    if not isinstance(text, str):
+        raise SettingsError(
+            explain(got=repr(text), expected="a string such as 'topk:ratio=0.01'")
+        )
+    name, _, rest = text.strip().partition(":")
+    settings = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise SettingsError(
+                f"{name}: " + explain(got=repr(item), expected="key=value", do=f"see {text!r}")
+            )
+        if key.strip() in settings:
+            raise SettingsError(f"{name}: " + explain(got=f"{key} twice", expected="it once"))
+        settings[key.strip()] = _value(value.strip())
+    return name.strip(), settings
+
+
+def signature(cls: type[Codec]) -> inspect.Signature:
+    """Return the keyword signature of ``Compression.<name>`` for help and editors."""
+    parameters = [
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+        )
+        for owner in (cls, Options)
+        for f in dataclasses.fields(owner)
+    ]
+    return inspect.Signature(parameters)
+
+
+def _memory(value: str | Memory) -> Memory:
+    if isinstance(value, Memory):
+        return value
+    name, settings = split(value)
+    built = _construct(name, _look_up(name, MEMORIES, "memory"), settings)
+    assert isinstance(built, Memory)
+    return built
+
+
+def _construct(name: str, cls: type[Any], settings: Mapping[str, Any]) -> Any:
+    allowed = [f.name for f in dataclasses.fields(cls)]
+    for key in settings:
+        if key not in allowed:
+            raise SettingsError(_unknown(f"{name}: keyword", key, allowed))
+    return cls(**settings)
+
+
+def _look_up(name: str, table: Mapping[str, type[Any]], what: str) -> type[Any]:
+    if name not in table:
+        raise SettingsError(_unknown(what, name, list(table)))
+    return table[name]
+
+
+def _unknown(what: str, name: str, allowed: list[str]) -> str:
+    close = difflib.get_close_matches(str(name), allowed, n=1)
+    return explain(
+        got=f"{what} {name!r}",
+        expected=f"one of {', '.join(allowed)}" if allowed else "none",
+        do=f"did you mean {close[0]!r}?" if close else "",
+    )
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"True": True, "true": True, "False": False, "false": False, "None": None}.get(text, text)

@@ -1,0 +1,89 @@
+"""Counting bytes and time, per bucket and in total."""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Iterator
+
+
+@dataclass
+class UnitStats:
+    """Totals of one bucket, or of all tensors that are sent as they are.
+
+    Attributes:
+        numel: Elements a step.
+        raw_bytes: Bytes that the gradients hold, over all steps.
+        wire_bytes: Bytes handed to Horovod, over all steps.
+        encode_ms: Time in compress, over all steps.
+        wait_ms: Time waiting for own collectives, over all steps.
+        decode_ms: Time in decompress without the wait, over all steps.
+    """
+
+    numel: int = 0
+    raw_bytes: int = 0
+    wire_bytes: int = 0
+    encode_ms: float = 0.0
+    wait_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the time of a block to ``encode_ms``, ``wait_ms`` or ``decode_ms``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, what, getattr(self, what) + 1e3 * (time.perf_counter() - start))
+
+
+@dataclass
+class Stats:
+    """All counts of one compressor."""
+
+    steps: int = 0
+    bad_steps: int = 0
+    units: dict[str, UnitStats] = field(default_factory=dict)
+    bypassed: UnitStats = field(default_factory=UnitStats)
+    bypassed_names: list[str] = field(default_factory=list)
+
+    def report(self, *, size: int, settings: str) -> dict[str, Any]:
+        """Return plain numbers; see :meth:`Compressor.stats`."""
+        every = [*self.units.values(), self.bypassed]
+        steps = max(self.steps, 1)
+        total = _sums(every, steps)
+        compressed = _sums(list(self.units.values()), steps)
+        return {
+            "active": self.steps > 0,
+            "note": "" if self.steps else _idle(size),
+            "settings": settings,
+            "world_size": size,
+            "steps": self.steps,
+            "bad_steps": self.bad_steps,
+            **total,
+            "compressed": compressed,
+            "bypassed": {**_sums([self.bypassed], steps), "names": list(self.bypassed_names)},
+            "buckets": {name: _sums([unit], steps) for name, unit in self.units.items()},
+        }
+
+
+def _sums(units: list[UnitStats], steps: int) -> dict[str, Any]:
+    raw, wire = sum(u.raw_bytes for u in units), sum(u.wire_bytes for u in units)
+    return {
+        "numel": sum(u.numel for u in units),
+        "raw_bytes": raw,
+        "wire_bytes": wire,
+        "raw_bytes_per_step": raw / steps,
+        "wire_bytes_per_step": wire / steps,
+        "ratio": wire / raw if raw else None,
+        "encode_ms_per_step": sum(u.encode_ms for u in units) / steps,
+        "wait_ms_per_step": sum(u.wait_ms for u in units) / steps,
+        "decode_ms_per_step": sum(u.decode_ms for u in units) / steps,
+    }
+
+
+def _idle(size: int) -> str:
+    if size == 1:
+        return "inactive: one process, Horovod reduces nothing"
+    return "inactive: no step has been reduced through this compressor"
