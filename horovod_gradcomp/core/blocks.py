@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Sequence
 
 from . import bits as packing
-from .codec import Call, Codec, Combine, Encoded, Tensor
+from .codec import Call, Codec, Combine, Encoded, Tensor, is_one
 from .payload import Layout, Section
 
 
@@ -99,7 +99,7 @@ class BlockCodec(Codec):
         return Encoded(sealed, xp.join_flat(x, errors) if want_error else None)
 
     def decode(
-        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         layout = self.layout(numel)
         opened = [layout.open(xp, payload) for payload in payloads]
@@ -113,7 +113,7 @@ class BlockCodec(Codec):
                     codes = packing.unpack(xp, packed, self.code_bits)
                     value = self.dequantize(xp, head, codes[:, :width])
                     total = value if total is None else xp.add_(total, value)
-                return (total if scale == 1.0 else xp.scale_(total, scale),)
+                return (total if is_one(scale) else xp.scale_(total, scale),)
 
             inputs = [part for sections in opened for part in (sections[slot], sections[slot + 2])]
             pieces += xp.map_rows(one, inputs, [rows])

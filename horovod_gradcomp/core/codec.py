@@ -103,7 +103,7 @@ class Codec(ABC):
 
     @abstractmethod
     def decode(
-        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         """Return ``scale * sum(decoded payloads)``, flat float32, always fresh storage.
 
@@ -112,7 +112,7 @@ class Codec(ABC):
             payloads: One payload a rank, in rank order; one reduced payload for SUM.
             numel: Number of elements.
             call: The step, equal to the one of ``encode``.
-            scale: Factor on the sum.
+            scale: Factor on the sum, a number or a float32 scalar tensor.
         """
 
     def with_memory(self, has_memory: bool) -> Codec:
@@ -129,6 +129,14 @@ class Codec(ABC):
             if getattr(self, f.name) is not None
         ]
         return f"{name_of(self)}:{','.join(parts)}" if parts else name_of(self)
+
+
+def is_one(factor: Any) -> bool:
+    """Return whether multiplying by a factor can be left out.
+
+    A scalar tensor never says so: its value is not known while a graph is traced.
+    """
+    return isinstance(factor, (int, float)) and factor == 1
 
 
 def check_choice(codec: str, name: str, value: Any, allowed: Sequence[Any]) -> None:

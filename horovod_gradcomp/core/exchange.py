@@ -43,7 +43,7 @@ class Reply:
     """
 
     payloads: Sequence[Tensor]
-    scale: float = 1.0
+    scale: Any = 1.0
 
 
 class Outcome(NamedTuple):
@@ -62,7 +62,16 @@ class Outcome(NamedTuple):
 Exchange = Generator["Gather | Reduce", Reply, Outcome]
 
 
-def start(xp: Any, codec: Codec, x: Tensor, call: Call, *, want_error: bool, name: str) -> Exchange:
+def start(
+    xp: Any,
+    codec: Codec,
+    x: Tensor,
+    call: Call,
+    *,
+    want_error: bool,
+    name: str,
+    agreed: Tensor | None = None,
+) -> Exchange:
     """Return the exchange that suits how a codec's payloads combine.
 
     Args:
@@ -72,18 +81,25 @@ def start(xp: Any, codec: Codec, x: Tensor, call: Call, *, want_error: bool, nam
         call: The step.
         want_error: Whether the memory needs what is left out.
         name: Of the tensor or bucket, for messages.
+        agreed: 0 or NaN, equal on all ranks, where a front end agrees on bad steps by itself;
+            without it the badness of ``x`` rides with the payload.
     """
     run = _reduce if codec.combine is Combine.SUM else _gather
-    return run(xp, codec, x, call, want_error, name)
+    return run(xp, codec, x, call, want_error, name, agreed)
 
 
 def _gather(
-    xp: Any, codec: Codec, x: Tensor, call: Call, want_error: bool, name: str
+    xp: Any,
+    codec: Codec,
+    x: Tensor,
+    call: Call,
+    want_error: bool,
+    name: str,
+    agreed: Tensor | None,
 ) -> Exchange:
-    numel, flag = xp.numel(x), xp.badness(x)
+    numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
     payload, error = codec.encode(xp, x, call, want_error=want_error)
-    payload = xp.set_flag_(payload, flag)
-    reply = yield Gather(payload)
+    reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag))
     expected = codec.wire_bytes(numel) + FLAG_BYTES
     for rank, other in enumerate(reply.payloads):
         if xp.numel(other) != expected:
@@ -95,21 +111,28 @@ def _gather(
                     do="give every rank the same compression and the same model",
                 )
             )
-    bad = xp.flag_of(reply.payloads[0])
-    for other in reply.payloads[1:]:
-        bad = xp.add(bad, xp.flag_of(other))
+    bad = agreed
+    for other in reply.payloads if agreed is None else ():
+        flag = xp.flag_of(other)
+        bad = flag if bad is None else xp.add(bad, flag)
     total = codec.decode(xp, reply.payloads, numel, call, scale=reply.scale)
     return Outcome(xp.spoil_(total, bad), error, bad)
 
 
 def _reduce(
-    xp: Any, codec: Codec, x: Tensor, call: Call, want_error: bool, name: str
+    xp: Any,
+    codec: Codec,
+    x: Tensor,
+    call: Call,
+    want_error: bool,
+    name: str,
+    agreed: Tensor | None,
 ) -> Exchange:
-    numel, flag = xp.numel(x), xp.badness(x)
+    numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
     payload, error = codec.encode(xp, x, call, want_error=want_error)
-    reply = yield Reduce(xp.poison_(payload, flag))
+    reply = yield Reduce(payload if flag is None else xp.poison_(payload, flag))
     (reduced,) = reply.payloads
-    bad = xp.badness(reduced[:1])
+    bad = xp.badness(reduced[:1]) if agreed is None else agreed
     total = codec.decode(xp, [reduced], numel, call, scale=reply.scale)
     return Outcome(xp.spoil_(total, bad), error, bad)
 
@@ -130,6 +153,11 @@ class Carrier:
         rows = [self.row(rank) for rank in self._ranks]
         self._means = [sum(column) / len(rows) for column in zip(*rows)]
 
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are expected to take part."""
+        return self._ranks
+
     @staticmethod
     def row(rank: int) -> tuple[float, float, float]:
         """Return what a rank contributes."""
@@ -146,26 +174,37 @@ class Carrier:
         Raises:
             ExchangeError: What came back is no linear reduction over the expected ranks.
         """
-        size, factor = len(self._ranks), values[0] if values else 0.0
-        for whole in (1.0, float(size)):
-            if abs(factor - whole) <= _SNAP * whole:
-                factor = whole
-        if len(values) != self.WIDTH or any(
-            not abs(value - factor * mean) <= _LINEAR * abs(factor * mean)
-            for value, mean in zip(values, self._means)
-        ):
-            raise ExchangeError(
-                explain(
-                    got=f"a carrier of {[round(v, 5) for v in values]} for '{name}'",
-                    expected=f"{[round(factor * m, 5) for m in self._means]} from a linear "
-                    f"reduction over ranks {_short(self._ranks)}",
-                    why="op is Adasum, Min, Max or Product, or the reduction ran over another "
-                    "process set, or a rank has joined; decoding would give a wrong gradient",
-                    do="use op=Average or op=Sum, and give the compressor the optimizer's "
-                    "process set",
-                )
-            )
-        return factor
+        known = len(values) == self.WIDTH
+        factor, good = self.judge(values) if known else (1.0, False)
+        if not good:
+            raise ExchangeError(self.complaint(str([round(v, 5) for v in values]), factor, name))
+        return float(factor)
+
+    def judge(self, values: Sequence[Any], where: Any = None) -> tuple[Any, Any]:
+        """Return the factor on the mean, and whether the reduction was one over these ranks.
+
+        Args:
+            values: The reduced carrier, as numbers or as float64 scalar tensors.
+            where: For tensors, a function that chooses elementwise.
+        """
+        choose = where or (lambda condition, a, b: a if condition else b)
+        factor, good = values[0], True
+        for whole in (1.0, float(len(self._ranks))):
+            factor = choose(abs(factor - whole) <= _SNAP * whole, whole, factor)
+        for value, mean in zip(values, self._means):
+            good = (abs(value - factor * mean) <= _LINEAR * abs(factor * mean)) & good
+        return factor, good
+
+    def complaint(self, got: str, factor: float, name: str) -> str:
+        """Return the message for a carrier that :meth:`judge` does not like."""
+        return explain(
+            got=f"a carrier of {got} for '{name}'",
+            expected=f"{[round(factor * m, 5) for m in self._means]} from a linear "
+            f"reduction over ranks {_short(self._ranks)}",
+            why="op is Adasum, Min, Max or Product, or the reduction ran over another "
+            "process set, or a rank has joined; decoding would give a wrong gradient",
+            do="use op=Average or op=Sum, and give the compressor the optimizer's process set",
+        )
 
 
 def _short(ranks: Sequence[int]) -> str:

@@ -1,0 +1,22 @@
+"""Gradient compression beside ``horovod.torch``, under the same names."""
+
+from ..core.errors import (
+    BindingError,
+    ExchangeError,
+    GradCompError,
+    SettingsError,
+    StateError,
+)
+from .compression import Compression, Compressor
+from .optimizer import DistributedOptimizer
+
+__all__ = [
+    "BindingError",
+    "Compression",
+    "Compressor",
+    "DistributedOptimizer",
+    "ExchangeError",
+    "GradCompError",
+    "SettingsError",
+    "StateError",
+]

@@ -1,0 +1,283 @@
+"""One optimizer's parameters, buckets and running step.
+
+A **step** is one reduction of everything: all ``compress`` calls, then all ``decompress`` calls.
+Nothing in ``compress`` waits. The first ``decompress`` sends what has not been sent; the last one
+decides, from what every tensor of the step brought back, whether all memories are kept or none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import weakref
+from typing import Any, NamedTuple, Sequence
+
+import horovod.torch as hvd
+import torch
+
+from ..core import policy
+from ..core.codec import Combine
+from ..core.errors import BindingError, explain
+from ..core.exchange import Carrier, Reduce
+from ..core.plan import buckets
+from ..core.settings import Settings
+from ..core.stats import Stats
+from ..ops import torch as xp
+from .unit import Unit, random_key
+
+Tensor = torch.Tensor
+
+_numbers = itertools.count()
+_in_use: set[tuple[str, int]] = set()
+_CARRIABLE = (torch.float16, torch.float32, torch.float64)
+
+
+class Ticket(NamedTuple):
+    """What ``decompress`` gets back as the context."""
+
+    binding: Binding
+    index: int
+    dtype: torch.dtype
+    step: int
+
+
+class Binding:
+    """State of one optimizer under one compressor."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        stats: Stats,
+        named: Sequence[tuple[str, Tensor]],
+        process_set: Any,
+        optimizer: Any,
+    ) -> None:
+        self.settings, self.stats = settings, stats
+        self.names = [name for name, _ in named]
+        self.params = [p for _, p in named]
+        self.process_set = process_set
+        self.optimizer = weakref.ref(optimizer) if optimizer is not None else None
+        self.number = next(_numbers)
+        self.step = 0
+        self._where: list[tuple[Unit, int] | None] = [None] * len(named)
+        self.units = self._plan()
+        self._sum = settings.codec.combine is Combine.SUM
+        self._fingerprint, self._claim = _claim(self.names, self.params)
+        weakref.finalize(self, _in_use.discard, self._claim)
+        self._ids = {id(p): i for i, p in enumerate(self.params)}
+        self._follows = [*range(1, len(named)), 0] if named else []
+        self._last = 0
+        self._arrived = [False] * len(named)
+        self._open = 0
+        self._sending = True
+        self._bad: list[Tensor] = []
+        self._carrier: Carrier | None = None
+        self._ranks: tuple[int, ...] = ()
+        self._rows: Any = None
+
+    # Identity ------------------------------------------------------------------------------------
+    def index_of(self, tensor: Tensor) -> int | None:
+        """Return which parameter's gradient ``tensor`` is, or None."""
+        if not self.params:
+            return None
+        guess = self._follows[self._last]
+        if self.params[guess].grad is not tensor:
+            grads = {id(p.grad): i for i, p in enumerate(self.params) if p.grad is not None}
+            found = grads.get(id(tensor))
+            if found is None:
+                return None
+            self._follows[self._last] = guess = found
+        self._last = guess
+        return guess
+
+    def index_of_parameter(self, p: Tensor) -> int | None:
+        """Return the position of a bound parameter, or None."""
+        return self._ids.get(id(p))
+
+    # The slot ------------------------------------------------------------------------------------
+    def compress(self, index: int, tensor: Tensor) -> tuple[Tensor, Ticket]:
+        """Take in a gradient; see :meth:`Compressor.compress`."""
+        if self._arrived[index] or not self._sending:
+            self._abandon()
+        self._arrived[index] = True
+        self._open += 1
+        ticket = Ticket(self, index, tensor.dtype, self.step)
+        place = self._where[index]
+        if place is None:
+            return self._bypass(tensor), ticket
+        unit, member = place
+        self._check(index, tensor)
+        with unit.stats.timed("encode_ms"):
+            frozen = not self.params[index].requires_grad
+            unit.add(member, tensor, frozen=frozen)
+            if self._sum:
+                return self._send(unit), ticket
+            if unit.full:
+                self._send(unit)
+            carrier = self._next_carrier()
+            unit.stats.wire_bytes += 4 * Carrier.WIDTH
+        return carrier, ticket
+
+    def decompress(self, reduced: Tensor, ticket: Ticket) -> Tensor:
+        """Return a reduced gradient; see :meth:`Compressor.decompress`."""
+        if ticket.step != self.step:
+            raise BindingError(
+                explain(
+                    got=f"a gradient of '{self.names[ticket.index]}' from a step that was given up",
+                    expected="every decompress before the next step's compress",
+                )
+            )
+        if self._sending:
+            self._flush()
+        place = self._where[ticket.index]
+        if place is None:
+            out = reduced.to(ticket.dtype)
+            if self.settings.memory.slots and reduced.is_floating_point():
+                self._bad.append(xp.badness(reduced))
+        else:
+            unit, member = place
+            if self._sum:
+                unit.finish_reduce(reduced)
+                self._bad.append(unit.bad)
+            else:
+                assert self._carrier is not None
+                factor = self._carrier.factor(reduced.tolist(), self.names[ticket.index])
+                unit.finish_gather(factor, len(self._ranks))
+            out = unit.result(member, ticket.dtype)
+        self._open -= 1
+        if self._open == 0:
+            self._end()
+        return out
+
+    # Inside a step -------------------------------------------------------------------------------
+    def _bypass(self, tensor: Tensor) -> Tensor:
+        stats = self.stats.bypassed
+        payload = tensor
+        if tensor.dtype not in _CARRIABLE and tensor.is_floating_point():
+            payload = tensor.to(torch.float32)  # Horovod cannot carry bfloat16
+        if not payload.is_contiguous():
+            payload = payload.contiguous()
+        stats.raw_bytes += tensor.numel() * tensor.element_size()
+        stats.wire_bytes += payload.numel() * payload.element_size()
+        return payload
+
+    def _send(self, unit: Unit) -> Tensor:
+        self._refresh_ranks()
+        key = random_key(self.settings, unit.bucket.name, self.step)
+        request = unit.encode(key, len(self._ranks))
+        if not isinstance(request, Reduce):
+            name = f"gradcomp.{self._fingerprint}.{unit.bucket.name}.gather"
+            unit.gather(request.payload, name, self.process_set)
+        return request.payload
+
+    def _flush(self) -> None:
+        self._sending = False
+        if not self._sum:
+            for unit in self.units:
+                if not unit.idle and not unit.sent:
+                    with unit.stats.timed("encode_ms"):
+                        self._send(unit)
+
+    def _end(self) -> None:
+        used = [unit for unit in self.units if not unit.idle]
+        if not self._sum:
+            self._bad += [unit.bad for unit in used]
+        # The one place where a step may wait for the device.
+        bad = bool(self._bad) and torch.stack(self._bad).sum().item() != 0
+        for unit in used:
+            unit.drop() if bad else unit.commit()
+        self.stats.steps += 1
+        self.stats.bad_steps += bad
+        self._next_step()
+
+    def _abandon(self) -> None:
+        for unit in self.units:
+            if not unit.idle:
+                unit.abandon()
+        self._next_step()
+
+    def _next_step(self) -> None:
+        self.step += 1
+        self._sending = True
+        self._open = 0
+        self._arrived = [False] * len(self.params)
+        self._bad = []
+        self._rows = None
+        self._ranks = ()
+
+    def _next_carrier(self) -> Tensor:
+        self._refresh_ranks()
+        if self._rows is None:  # one matrix a step: Horovod reduces each row in place
+            row = torch.tensor([Carrier.row(hvd.rank())], dtype=torch.float32)
+            self._rows = iter(row.repeat(len(self.params), 1).unbind(0))
+        return next(self._rows)
+
+    def _refresh_ranks(self) -> None:
+        """Ask anew each step: elastic training changes the ranks between steps."""
+        if self._ranks:
+            return
+        ranks = self.process_set.ranks or range(hvd.size())
+        if self._carrier is None or self._carrier.ranks != tuple(ranks):
+            self._carrier = Carrier(tuple(ranks))
+        self._ranks = self._carrier.ranks
+
+    def _check(self, index: int, tensor: Tensor) -> None:
+        expected = self.params[index].shape
+        if tensor.requires_grad or tensor.shape != expected:
+            raise BindingError(
+                explain(
+                    got=f"a gradient of '{self.names[index]}' of shape {tuple(tensor.shape)}, "
+                    f"requires_grad={tensor.requires_grad}",
+                    expected=f"shape {tuple(expected)} without a graph of its own",
+                    do="detach it; call backward without create_graph",
+                )
+            )
+
+    # Layout --------------------------------------------------------------------------------------
+    def _plan(self) -> list[Unit]:
+        if self.settings.codec.identity:
+            self.stats.bypassed.numel += sum(p.numel() for p in self.params)
+            self.stats.bypassed_names += self.names
+            return []
+        groups: dict[torch.device, list[int]] = {}
+        for i in reversed(range(len(self.params))):  # gradients arrive last layer first
+            p = self.params[i]
+            if p.is_floating_point() and policy.compresses(
+                self.settings.options, tuple(p.shape)
+            ):
+                groups.setdefault(p.device, []).append(i)
+            else:
+                self.stats.bypassed.numel += p.numel()
+                self.stats.bypassed_names.append(self.names[i])
+        units = []
+        for device, indices in groups.items():
+            entries = [(self.names[i], tuple(self.params[i].shape)) for i in indices]
+            together = self.settings.codec.combine is not Combine.SUM
+            at = iter(indices)
+            for bucket in buckets(
+                entries, self.settings.options.bucket_bytes, together=together
+            ):
+                unit = Unit(bucket, self.settings, device)
+                for member in range(len(bucket.members)):
+                    self._where[next(at)] = (unit, member)
+                units.append(unit)
+                self.stats.units[self._stats_name(bucket.name)] = unit.stats
+        return units
+
+    def _stats_name(self, name: str) -> str:
+        count, unique = 1, name
+        while unique in self.stats.units:
+            count += 1
+            unique = f"{name}#{count}"
+        return unique
+
+
+def _claim(names: list[str], params: list[Tensor]) -> tuple[str, tuple[str, int]]:
+    """Return a name for this optimizer's collectives, alike on all ranks, used by no other."""
+    text = repr([(n, tuple(p.shape)) for n, p in zip(names, params)])
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    ordinal = 0
+    while (digest, ordinal) in _in_use:
+        ordinal += 1
+    _in_use.add((digest, ordinal))
+    return f"{digest}.{ordinal}", (digest, ordinal)

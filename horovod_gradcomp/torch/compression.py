@@ -1,0 +1,250 @@
+"""``Compression`` and ``Compressor``, mirroring ``horovod.torch.compression``.
+
+``Compression.topk(ratio=0.01)`` takes the place of ``hvd.Compression.fp16`` in
+``hvd.DistributedOptimizer(compression=...)`` and needs nothing else: the optimizer is found when
+it first calls.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Iterable, Mapping
+
+import horovod.torch as hvd
+import torch
+from horovod.torch.compression import Compressor as HorovodCompressor
+
+from ..core.errors import BindingError, SettingsError, explain
+from ..core.namespace import Namespace
+from ..core.settings import Settings
+from ..core.stats import Stats
+from . import identity, state
+from .binding import Binding, Ticket
+
+Tensor = torch.Tensor
+
+
+class Compressor(HorovodCompressor):
+    """A codec with its memory in Horovod's ``compress`` / ``decompress`` slot.
+
+    Make it with :data:`Compression`. One object serves one or several optimizers; each has
+    buckets, memory and names of its own.
+
+    Args:
+        settings: Checked settings, from :mod:`horovod_gradcomp.core.settings`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if not isinstance(settings, Settings):
+            raise SettingsError(
+                explain(
+                    got=repr(settings),
+                    expected="settings",
+                    do="make compressors with Compression.topk(...), Compression.from_string(...)",
+                )
+            )
+        self._settings = settings
+        self._stats = Stats()
+        self._bindings: list[Binding] = []
+        self._pending: list[Mapping[str, Any]] = []
+        self._warned = False
+
+    # The slot ------------------------------------------------------------------------------------
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Return what Horovod is to reduce in place of a gradient.
+
+        Args:
+            tensor: ``p.grad`` of a parameter of the calling optimizer, any float dtype and
+                strides. Whole numbers pass unchanged.
+
+        Returns:
+            One dense tensor and the context for :meth:`decompress`.
+
+        Raises:
+            BindingError: With a memory, when it cannot be told which parameter this is.
+        """
+        found = self._find(tensor)
+        if found is None:
+            return self._dense(tensor)
+        binding, index = found
+        return binding.compress(index, tensor)
+
+    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
+        """Return the reduced gradient, of the shape and dtype that ``compress`` was given.
+
+        Args:
+            tensor: What Horovod made of the payload; a sparse tensor with context None passes.
+            ctx: The context from :meth:`compress`.
+
+        Raises:
+            ExchangeError: The reduction was not linear, or ran over other ranks.
+        """
+        if ctx is None:  # a sparse gradient, which Horovod reduces without compress
+            return tensor
+        if isinstance(ctx, torch.dtype):
+            return tensor.to(ctx)
+        if not isinstance(ctx, Ticket):
+            raise BindingError(
+                explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
+            )
+        return ctx.binding.decompress(tensor, ctx)
+
+    # Binding -------------------------------------------------------------------------------------
+    def bind(
+        self,
+        named_parameters: Iterable[tuple[str, Tensor]],
+        *,
+        process_set: Any = hvd.global_process_set,
+    ) -> Compressor:
+        """Say which parameters will come, where that cannot be found out.
+
+        Needed only where this object is used without a Horovod optimizer around it, for instance
+        in ``hvd.allreduce(p.grad, compression=...)``.
+
+        Args:
+            named_parameters: As of ``model.named_parameters()``; names equal on all ranks.
+            process_set: The Horovod process set of the reductions.
+
+        Returns:
+            This object.
+        """
+        named = [(name, p) for name, p in named_parameters if p.requires_grad]
+        if len({name for name, _ in named}) != len(named):
+            raise BindingError(explain(got="a name twice", expected="unique parameter names"))
+        self._add(Binding(self._settings, self._stats, named, process_set, None))
+        return self
+
+    def bind_optimizer(self, optimizer: Any) -> Compressor:
+        """Take names, parameters and process set from a Horovod optimizer.
+
+        This happens by itself on the optimizer's first call.
+
+        Args:
+            optimizer: What ``hvd.DistributedOptimizer`` returned.
+        """
+        for attribute in ("_parameter_names", "_requires_update", "param_groups"):
+            if not hasattr(optimizer, attribute):
+                raise BindingError(
+                    explain(
+                        got=type(optimizer).__name__,
+                        expected="an optimizer made by hvd.DistributedOptimizer",
+                    )
+                )
+        named = [
+            (optimizer._parameter_names[p], p)
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p in optimizer._requires_update
+        ]
+        process_set = getattr(optimizer, "process_set", hvd.global_process_set)
+        self._add(Binding(self._settings, self._stats, named, process_set, optimizer))
+        return self
+
+    def _add(self, binding: Binding) -> None:
+        self._bindings = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
+        self._bindings.insert(0, binding)
+        if self._pending:
+            state.load_binding(binding, self._pending.pop(0))
+
+    def _find(self, tensor: Tensor) -> tuple[Binding, int] | None:
+        for i, binding in enumerate(self._bindings):
+            index = binding.index_of(tensor)
+            if index is not None:
+                if i:
+                    self._bindings.insert(0, self._bindings.pop(i))
+                return binding, index
+        return self._find_caller(tensor)
+
+    def _find_caller(self, tensor: Tensor) -> tuple[Binding, int] | None:
+        optimizer = identity.calling_optimizer()
+        if optimizer is None:
+            identity.refuse_other_callers()
+            return None
+        identity.refuse_adasum(tensor, optimizer)
+        if all(b.optimizer is None or b.optimizer() is not optimizer for b in self._bindings):
+            self.bind_optimizer(optimizer)
+            return self._find(tensor)
+        p = identity.calling_parameter(tensor)
+        for binding in self._bindings:
+            index = None if p is None else binding.index_of_parameter(p)
+            if index is not None:
+                return binding, index
+        return None
+
+    def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Send a tensor of unknown origin as it is, which is always right."""
+        if self._settings.memory.slots and tensor.is_floating_point():
+            raise BindingError(
+                explain(
+                    got=f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, that is no "
+                    "gradient of a bound parameter",
+                    expected="p.grad of a parameter of a Horovod optimizer",
+                    why="what is not sent must be kept for this parameter's next step, and two "
+                    "parameters must never share it",
+                    do="bind it first: compression.bind(model.named_parameters()), or use "
+                    "memory='none'",
+                )
+            )
+        if not self._warned and not self._settings.codec.identity:
+            self._warned = True
+            warnings.warn(
+                "horovod_gradcomp: a tensor that is no gradient of a bound parameter is sent "
+                "uncompressed; compression.bind(model.named_parameters()) changes that",
+                stacklevel=3,
+            )
+        if tensor.dtype is torch.bfloat16:
+            return tensor.float(), tensor.dtype
+        return tensor, None
+
+    # State and numbers -----------------------------------------------------------------------------
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's memory and step, for ``torch.save``; every rank saves its own.
+
+        Returns:
+            A manifest (format, world_size, rank, settings) and for each optimizer its step and
+            its memory tensors by parameter name.
+        """
+        return state.save(self._settings, self._ordered())
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state_dict` returned on this rank.
+
+        May be called before the first step; parameters are matched by name.
+
+        Raises:
+            StateError: Settings, world size, names or shapes differ; all of it in one message.
+        """
+        entries = state.check(self._settings, saved)
+        for binding, entry in zip(self._ordered(), entries):
+            state.load_binding(binding, entry)
+        self._pending = list(entries[len(self._bindings) :])
+
+    def _ordered(self) -> list[Binding]:
+        return sorted(self._bindings, key=lambda b: b.number)
+
+    def stats(self) -> dict[str, Any]:
+        """Return bytes and times so far, as plain numbers.
+
+        ``raw_bytes`` is what the gradients hold, ``wire_bytes`` what this rank handed to Horovod
+        (payloads, carriers and uncompressed tensors), ``ratio`` their quotient; each in total, per
+        step, for compressed tensors only, for bypassed ones with their names, and per bucket.
+        Times are in milliseconds: ``encode_ms_per_step``, ``decode_ms_per_step`` and
+        ``wait_ms_per_step`` for own collectives.
+        """
+        size = hvd.size() if hvd.is_initialized() else 1
+        return self._stats.report(size=size, settings=self._settings.describe())
+
+    def __repr__(self) -> str:
+        return f"Compressor({self._settings.describe()})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        saved = self.state_dict()["optimizers"] or self._pending
+        return {"settings": self._settings, "pending": list(saved)}
+
+    def __setstate__(self, saved: Mapping[str, Any]) -> None:
+        self.__init__(saved["settings"])  # type: ignore[misc]
+        self._pending = list(saved["pending"])
+
+
+Compression = Namespace(Compressor)
+"""``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""

@@ -1,0 +1,78 @@
+"""Which parameter is this?
+
+Horovod hands ``compress`` a tensor and nothing else. ``p.grad`` is a new object each step, so
+neither its address nor the order of calls is a key. The keys are the parameters of the optimizer
+that calls, which is found among the callers when it is not known yet.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Iterator
+
+import torch
+
+from ..core.errors import BindingError, explain
+
+_DEPTH = 12
+
+
+def _callers() -> Iterator[Any]:
+    frame = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
+
+
+def calling_optimizer() -> Any | None:
+    """Return the Horovod optimizer among the callers, or None."""
+    for frame in _callers():
+        owner = frame.f_locals.get("self")
+        if hasattr(owner, "_parameter_names") and hasattr(owner, "_requires_update"):
+            return owner
+    return None
+
+
+def calling_parameter(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the parameter that Horovod's optimizer works on in a frame above, or None.
+
+    Needed where ``tensor`` is not ``p.grad`` itself: with ``sparse_as_dense`` it is a dense copy.
+    """
+    for frame in _callers():
+        if frame.f_code.co_name == "_allreduce_grad_async":
+            p = frame.f_locals.get("p")
+            if isinstance(p, torch.Tensor) and p.shape == tensor.shape:
+                return p
+            return None
+    return None
+
+
+def refuse_other_callers() -> None:
+    """Raise where the slot is used by an operation whose result has another shape."""
+    for frame in _callers():
+        name = frame.f_code.co_name
+        if name in ("reducescatter", "grouped_reducescatter"):
+            raise BindingError(
+                explain(
+                    got=f"compression= in hvd.{name}",
+                    expected="hvd.DistributedOptimizer, hvd.allreduce or hvd.grouped_allreduce",
+                    why="each rank gets another part of the result, which no payload can be cut to",
+                    do=f"call hvd.{name} without compression=",
+                )
+            )
+
+
+def refuse_adasum(tensor: torch.Tensor, optimizer: Any) -> None:
+    """Raise where Horovod hands over a parameter (holding a difference) and not its gradient."""
+    if any(tensor is p for p in optimizer._parameter_names):
+        raise BindingError(
+            explain(
+                got="op=Adasum",
+                expected="op=Average or op=Sum",
+                why="Adasum is not linear, and its optimizer hands over differences of weights, "
+                "which this call has already changed",
+                do="start the run again with op=Average, or with hvd.Compression.none",
+            )
+        )

@@ -1,0 +1,89 @@
+"""Saving and loading of one rank's memory, by parameter name."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+import horovod.torch as hvd
+import torch
+
+from ..core.errors import StateError
+from ..core.settings import Settings
+from .binding import Binding
+
+FORMAT = 1
+
+
+def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
+    """Return a manifest and the memory of each optimizer."""
+    ready = hvd.is_initialized()
+    return {
+        "format": FORMAT,
+        "world_size": hvd.size() if ready else 1,
+        "rank": hvd.rank() if ready else 0,
+        "settings": settings.describe(),
+        "optimizers": [
+            {"step": b.step, "memory": _memory(settings, b)} for b in bindings
+        ],
+    }
+
+
+def check(settings: Settings, saved: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return the optimizers' entries of a saved state that fits this run, or raise."""
+    faults = []
+    if saved.get("format") != FORMAT:
+        faults.append(f"format {saved.get('format')!r}, expected {FORMAT}")
+    if saved.get("settings") != settings.describe():
+        faults.append(f"settings {saved.get('settings')!r}, expected {settings.describe()!r}")
+    if hvd.is_initialized():
+        here = (hvd.size(), hvd.rank())
+        there = (saved.get("world_size"), saved.get("rank"))
+        if here != there:
+            faults.append(
+                f"saved by rank {there[1]} of {there[0]}, loaded by rank {here[1]} of {here[0]}; "
+                "each rank must load what it saved"
+            )
+    if faults:
+        raise StateError("this state does not fit: " + "; ".join(faults))
+    entries: Sequence[Mapping[str, Any]] = saved["optimizers"]
+    return entries
+
+
+def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
+    """Fill one optimizer's memory, or raise and leave it as it was."""
+    parts = {
+        slot: {name: part for name, part in _parts(binding, i)}
+        for i, slot in enumerate(binding.settings.memory.slots)
+    }
+    faults = []
+    for slot, here in parts.items():
+        there = entry["memory"].get(slot, {})
+        faults += [f"{slot} of '{n}' is missing" for n in sorted(here.keys() - there.keys())]
+        faults += [f"{slot} of '{n}' is not known" for n in sorted(there.keys() - here.keys())]
+        faults += [
+            f"{slot} of '{n}' has shape {tuple(there[n].shape)}, expected {tuple(here[n].shape)}"
+            for n in sorted(here.keys() & there.keys())
+            if there[n].shape != here[n].shape
+        ]
+    if faults:
+        raise StateError("this state does not fit the model: " + "; ".join(faults))
+    for slot, here in parts.items():
+        for name, part in here.items():
+            part.copy_(entry["memory"][slot][name])
+    binding.step = entry["step"]
+
+
+def _memory(settings: Settings, binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        slot: {name: part.clone().cpu() for name, part in _parts(binding, i)}
+        for i, slot in enumerate(settings.memory.slots)
+    }
+
+
+def _parts(binding: Binding, slot: int) -> list[tuple[str, torch.Tensor]]:
+    out = []
+    for unit in binding.units:
+        flat = unit.state[slot]
+        for m in unit.bucket.members:
+            out.append((m.name, flat[m.start : m.start + m.numel].view(m.shape)))
+    return out
