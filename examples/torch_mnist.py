@@ -62,7 +62,7 @@ def train(name: str, epochs: int, batch: int, lr: float, seed: int) -> dict[str,
     tests = DataLoader(test_set, 500, sampler=DistributedSampler(test_set, hvd.size(), hvd.rank()))
 
     model = convolutional_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr * hvd.size(), momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr * hvd.size(), momentum=0.5)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
@@ -105,10 +105,12 @@ def train(name: str, epochs: int, batch: int, lr: float, seed: int) -> dict[str,
 
 
 def main(
-    compression: list[str] = typer.Option(["topk:ratio=0.01"], help="'dense', or a codec's string."),
+    compression: list[str] = typer.Option(
+        ["topk:ratio=0.01"], help="'dense', or a codec's string."
+    ),
     epochs: int = typer.Option(12, help="Passes over the training images."),
     batch: int = typer.Option(32, help="Images a rank and step."),
-    lr: float = typer.Option(0.02, help="Learning rate for one rank; scaled by the world size."),
+    lr: float = typer.Option(0.05, help="Learning rate for one rank; scaled by the world size."),
     seed: int = typer.Option(1, help="Of weights and order of images."),
     json_file: Path = typer.Option(None, "--json", help="Write the rows to this file."),
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Sequence
+from typing import Any, ClassVar
 
 from ..core.codec import Bias, Call, Codec, Combine, Encoded, Tensor
 
@@ -46,8 +47,8 @@ class FP16(Codec):
     def default_memory(self) -> str:
         return "none"
 
-    def wire_bytes(self, numel: int) -> int:
-        return 2 * numel
+    def wire_bytes(self, *sizes: int) -> int:
+        return 2 * sum(sizes)
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         up = _headroom(call.size)
@@ -59,7 +60,7 @@ class FP16(Codec):
         return Encoded(payload, xp.sub_(x, sent))
 
     def decode(
-        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         (payload,) = payloads
         return xp.scale_(xp.cast(payload, "float32"), _headroom(call.size) * scale)

@@ -33,8 +33,8 @@ class Linear(BlockCodec):
     comes with a residual memory; UNBIASED for ``rounding="stochastic"``.
 
     Args:
-        bits: Bits an element, 2 to 8; fewer compress more. One bit would leave only the extremes, an
-            error larger than the gradient itself that no memory can win back.
+        bits: Bits an element, 2 to 8; fewer compress more. One bit would leave only the extremes,
+            an error larger than the gradient itself that no memory can win back.
         block: Elements that share a scale, a multiple of 8; larger compresses a little more and
             follows outliers less well.
         rounding: "nearest" or "stochastic".

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Sequence
+from typing import Any, ClassVar
 
 from ..core.codec import Bias, Call, Codec, Combine, Encoded, Tensor
 
@@ -37,15 +38,15 @@ class NoneCodec(Codec):
     def bias(self) -> Bias:
         return Bias.UNBIASED
 
-    def wire_bytes(self, numel: int) -> int:
-        return 4 * numel
+    def wire_bytes(self, *sizes: int) -> int:
+        return 4 * sum(sizes)
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         error = xp.zeros(xp.numel(x), "float32", x) if want_error else None
         return Encoded(x, error)
 
     def decode(
-        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         (payload,) = payloads
         return xp.scale_(xp.copy(payload), scale)

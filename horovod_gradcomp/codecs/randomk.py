@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Sequence
+from typing import Any, ClassVar
 
 from ..core import random
 from ..core.codec import (
@@ -16,7 +17,10 @@ from ..core.codec import (
     check_choice,
     check_count,
     check_fraction,
+    is_one,
 )
+
+_LARGEST = 3.4028234663852886e38  # a drawn value times its factor may go beyond float32
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class RandomK(Codec):
     Args:
         ratio: Fraction of elements kept, 0 < ratio <= 1; smaller compresses more.
         block: Neighbouring elements kept together, for memory speed; k then counts blocks.
-        rescale: "auto" scales without a memory and not with one; "yes" and "no" force it.
+        rescale: "auto" scales without a memory and not with one; "yes" and "no" force it. What
+            would overflow saturates.
 
     Raises:
         SettingsError: A setting is out of range.
@@ -70,11 +75,7 @@ class RandomK(Codec):
 
     @property
     def bias(self) -> Bias:
-        return Bias.CONTRACTION if self.rescale == "no" else Bias.UNBIASED
-
-    @property
-    def default_memory(self) -> str:
-        return "none" if self.rescale == "yes" else "residual"
+        return Bias.UNBIASED if self.rescale == "yes" else Bias.CONTRACTION
 
     def with_memory(self, has_memory: bool) -> RandomK:
         if self.rescale != "auto":
@@ -86,8 +87,8 @@ class RandomK(Codec):
         blocks = -(-numel // self.block)
         return min(max(round(self.ratio * blocks), 1), blocks)
 
-    def wire_bytes(self, numel: int) -> int:
-        return 4 * self.kept(numel) * self.block
+    def wire_bytes(self, *sizes: int) -> int:
+        return 4 * self.kept(sum(sizes)) * self.block
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         numel = xp.numel(x)
@@ -95,17 +96,19 @@ class RandomK(Codec):
         values = xp.take(x, where)
         if inside is not None:
             values = xp.where(inside, values, 0.0)
-        payload = values if sizes is None else xp.mul_(xp.copy(values), sizes)
+        payload = values
+        if sizes is not None:
+            payload = xp.clamp_(xp.mul_(xp.copy(values), sizes), -_LARGEST, _LARGEST)
         if not want_error:
             return Encoded(payload, None)
         return Encoded(payload, xp.add_at_(x, where, xp.sub(xp.zeros_like(payload), payload)))
 
     def decode(
-        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         (payload,) = payloads
         where, _, _ = self._draw(xp, payload, numel, call)
-        values = payload if scale == 1.0 else xp.scaled(payload, scale)
+        values = payload if is_one(scale) else xp.scaled(payload, scale)
         return xp.add_at_(xp.zeros(numel, "float32", payload), where, values)
 
     def _draw(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Sequence
+from typing import Any, ClassVar
 
 from ..core import positions
 from ..core.codec import (
@@ -15,6 +16,7 @@ from ..core.codec import (
     Tensor,
     check_choice,
     check_fraction,
+    is_one,
 )
 from ..core.payload import Layout, Section
 from ..core.select import largest
@@ -86,8 +88,8 @@ class TopK(Codec):
         k = self.kept(numel)
         return Layout((Section(self.values, 1, k), *positions.sections(numel, k)))
 
-    def wire_bytes(self, numel: int) -> int:
-        return self.layout(numel).nbytes
+    def wire_bytes(self, *sizes: int) -> int:
+        return self.layout(sum(sizes)).nbytes
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         numel = xp.numel(x)
@@ -107,7 +109,7 @@ class TopK(Codec):
         return Encoded(sealed, xp.put_(x, where, left))
 
     def decode(
-        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: float
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         layout, k = self.layout(numel), self.kept(numel)
         out = xp.zeros(numel, "float32", payloads[0])
@@ -115,5 +117,5 @@ class TopK(Codec):
             values, *coded = layout.open(xp, payload)
             where = positions.decode(xp, coded, numel, k)
             kept = xp.reshape(xp.cast(values, "float32"), (k,))
-            out = xp.add_at_(out, where, kept if scale == 1.0 else xp.scaled(kept, scale))
+            out = xp.add_at_(out, where, kept if is_one(scale) else xp.scaled(kept, scale))
         return out

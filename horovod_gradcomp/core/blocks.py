@@ -1,15 +1,17 @@
 """The frame that all block quantisers share.
 
-The flat input is cut into rows of ``block`` elements, with a shorter last row of its own so that
-padding never enters a scale. A quantiser gives two functions, rows to (header, codes) and back;
-chunking, packing, the error and the sum over ranks are written here once.
+Each tensor of the flat input is cut into rows of ``block`` elements, with a shorter last row of its
+own: a scale never spans two tensors and padding never enters one. A quantiser gives two functions,
+rows to (header, codes) and back; chunking, packing, the error and the sum over ranks are written
+here once.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from . import bits as packing
 from .codec import Call, Codec, Combine, Encoded, Tensor, is_one
@@ -61,71 +63,98 @@ class BlockCodec(Codec):
     def dequantize(self, xp: Any, headers: Tensor, codes: Tensor) -> Tensor:
         """Undo :meth:`quantize` as far as it can be undone; ``(r, width)`` float32."""
 
-    def layout(self, numel: int) -> Layout:
-        """Return where the headers and codes of ``numel`` elements lie."""
-        full, tail = divmod(numel, self.block_size)
-        return Layout(
-            (
-                Section("float32", full, self.headers),
-                Section("float32", 1 if tail else 0, self.headers),
-                Section("uint8", full, packing.packed_width(self.block_size, self.code_bits)),
-                Section("uint8", 1 if tail else 0, packing.packed_width(tail, self.code_bits)),
-            )
-        )
-
-    def wire_bytes(self, numel: int) -> int:
-        return self.layout(numel).nbytes
+    def wire_bytes(self, *sizes: int) -> int:
+        return self._layout(self._parts(sizes)).nbytes
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
-        layout = self.layout(xp.numel(x))
-        payload, views = layout.new(xp, x)
-        parts: list[Tensor | None] = list(views)
+        parts = self._parts(call.sizes(xp.numel(x)))
+        layout = self._layout(parts)
+        payload, (head, codes) = layout.new(xp, x)
+        heads: list[Tensor] = []
+        packs: list[Tensor] = []
         errors: list[Tensor] = []
-        for slot, start, rows in self._split(xp, x):
+        for part in parts:
+            rows = part.rows_of(xp, x)
 
-            def one(first: int, chunk: Tensor, start: int = start) -> tuple[Tensor, ...]:
-                width = chunk.shape[1]
-                head, codes = self.quantize(xp, chunk, call, start + first * width)
-                padded = xp.pad_columns(codes, packing.padded_width(width))
+            def one(first: int, chunk: Tensor, part: _Part = part) -> tuple[Tensor, ...]:
+                at = part.start + first * part.width
+                header, levels = self.quantize(xp, chunk, call, at)
+                padded = xp.pad_columns(levels, packing.padded_width(part.width))
                 packed = packing.pack(xp, padded, self.code_bits)
                 if not want_error:
-                    return head, packed
-                return head, packed, xp.sub_(chunk, self.dequantize(xp, head, codes))
+                    return header, packed
+                return header, packed, xp.sub_(chunk, self.dequantize(xp, header, levels))
 
-            into = [views[slot], views[slot + 2], rows][: 3 if want_error else 2]
-            parts[slot], parts[slot + 2], *rest = xp.map_rows(one, [rows], into)
-            errors += rest
-        sealed = layout.seal(xp, payload, parts)
+            into = [None, None] if head is None else [part.head_of(head), part.codes_of(xp, codes)]
+            done = xp.map_rows(one, [rows], [*into, rows] if want_error else into)
+            heads.append(done[0])
+            packs.append(xp.reshape(done[1], (1, -1)))
+            errors += done[2:]
+        if head is None:
+            head, codes = xp.concat(heads, axis=0), xp.concat(packs, axis=1)
+        sealed = layout.seal(xp, payload, [head, codes])
         return Encoded(sealed, xp.join_flat(x, errors) if want_error else None)
 
     def decode(
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
-        layout = self.layout(numel)
+        parts = self._parts(call.sizes(numel))
+        layout = self._layout(parts)
         opened = [layout.open(xp, payload) for payload in payloads]
         out = xp.empty(numel, payloads[0])
         pieces = []
-        for slot, _, rows in self._split(xp, out):
+        for part in parts:
 
-            def one(_: int, *chunks: Tensor, width: int = rows.shape[1]) -> tuple[Tensor]:
+            def one(_: int, *chunks: Tensor, width: int = part.width) -> tuple[Tensor]:
                 total = None
-                for head, packed in zip(chunks[::2], chunks[1::2]):
-                    codes = packing.unpack(xp, packed, self.code_bits)
-                    value = self.dequantize(xp, head, codes[:, :width])
+                for header, packed in zip(chunks[::2], chunks[1::2]):
+                    levels = packing.unpack(xp, packed, self.code_bits)
+                    value = self.dequantize(xp, header, levels[:, :width])
                     total = value if total is None else xp.add_(total, value)
                 return (total if is_one(scale) else xp.scale_(total, scale),)
 
-            inputs = [part for sections in opened for part in (sections[slot], sections[slot + 2])]
-            pieces += xp.map_rows(one, inputs, [rows])
+            inputs = []
+            for head, codes in opened:
+                inputs += [part.head_of(head), part.codes_of(xp, codes)]
+            pieces += xp.map_rows(one, inputs, [part.rows_of(xp, out)])
         return xp.join_flat(out, pieces)
 
-    def _split(self, xp: Any, x: Tensor) -> list[tuple[int, int, Tensor]]:
-        """Return (slot, first position, rows): the full blocks, slot 0, and the last, slot 1."""
-        numel, block = xp.numel(x), self.block_size
-        cut = numel // block * block
-        out = []
-        if cut:
-            out.append((0, 0, xp.reshape(x[:cut], (cut // block, block))))
-        if cut < numel:
-            out.append((1, cut, xp.reshape(x[cut:], (1, numel - cut))))
+    def _layout(self, parts: Sequence[_Part]) -> Layout:
+        rows = sum(part.rows for part in parts)
+        nbytes = sum(part.rows * part.packed for part in parts)
+        return Layout((Section("float32", rows, self.headers), Section("uint8", 1, nbytes)))
+
+    def _parts(self, sizes: Sequence[int]) -> list[_Part]:
+        """Return the rows of each tensor: its full blocks, then its last short one."""
+        out: list[_Part] = []
+        start = row = byte = 0
+        for size in sizes:
+            full, tail = divmod(size, self.block_size)
+            for rows, width in ((full, self.block_size), (1 if tail else 0, tail)):
+                if rows:
+                    packed = packing.packed_width(width, self.code_bits)
+                    out.append(_Part(start, rows, width, row, byte, packed))
+                    start, row, byte = start + rows * width, row + rows, byte + rows * packed
         return out
+
+
+class _Part(NamedTuple):
+    """Rows of equal width within one tensor, and where they lie in the payload."""
+
+    start: int
+    rows: int
+    width: int
+    row: int
+    byte: int
+    packed: int
+
+    def rows_of(self, xp: Any, x: Tensor) -> Tensor:
+        flat = x[self.start : self.start + self.rows * self.width]
+        return xp.reshape(flat, (self.rows, self.width))
+
+    def head_of(self, head: Tensor) -> Tensor:
+        return head[self.row : self.row + self.rows]
+
+    def codes_of(self, xp: Any, codes: Tensor) -> Tensor:
+        flat = codes[0, self.byte : self.byte + self.rows * self.packed]
+        return xp.reshape(flat, (self.rows, self.packed))

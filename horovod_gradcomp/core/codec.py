@@ -11,8 +11,9 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from .errors import SettingsError, explain
 
@@ -66,6 +67,10 @@ class Call:
     shapes: tuple[Shape, ...] = ()
     key: tuple[Any, Any] = field(default=(0, 0))
 
+    def sizes(self, numel: int) -> tuple[int, ...]:
+        """Return the elements of each tensor; of one, where no shapes are given."""
+        return tuple(math.prod(shape) for shape in self.shapes) or (numel,)
+
 
 @dataclass(frozen=True)
 class Codec(ABC):
@@ -86,8 +91,12 @@ class Codec(ABC):
         return "none" if self.bias is Bias.UNBIASED else "residual"
 
     @abstractmethod
-    def wire_bytes(self, numel: int) -> int:
-        """Return the exact payload size in bytes, headers included, of ``numel`` elements."""
+    def wire_bytes(self, *sizes: int) -> int:
+        """Return the exact payload size in bytes, headers included.
+
+        Args:
+            sizes: Elements of each tensor that is encoded; one for a single tensor.
+        """
 
     @abstractmethod
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
@@ -141,12 +150,10 @@ def is_one(factor: Any) -> bool:
 
 def check_choice(codec: str, name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Raise :class:`SettingsError` unless ``value`` is one of ``allowed``."""
-    if isinstance(value, bool) or value not in allowed:
+    if not any(type(value) is type(a) and value == a for a in allowed):  # True and 4.0 are no ints
         raise SettingsError(
             f"{codec}: "
-            + explain(
-                got=f"{name}={value!r}", expected=f"one of {', '.join(map(repr, allowed))}"
-            )
+            + explain(got=f"{name}={value!r}", expected=f"one of {', '.join(map(repr, allowed))}")
         )
 
 
@@ -159,25 +166,15 @@ def check_fraction(codec: str, name: str, value: Any) -> None:
         or not 0 < value <= 1
     ):
         raise SettingsError(
-            f"{codec}: "
-            + explain(got=f"{name}={value!r}", expected=f"a fraction, 0 < {name} <= 1")
+            f"{codec}: " + explain(got=f"{name}={value!r}", expected=f"a fraction, 0 < {name} <= 1")
         )
 
 
-def check_count(
-    codec: str, name: str, value: Any, *, minimum: int = 1, multiple: int = 1
-) -> None:
+def check_count(codec: str, name: str, value: Any, *, minimum: int = 1, multiple: int = 1) -> None:
     """Raise :class:`SettingsError` unless ``value`` is a whole number in range."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int)
-        or value < minimum
-        or value % multiple
-    ):
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum or value % multiple:
         of = f", a multiple of {multiple}" if multiple > 1 else ""
         raise SettingsError(
             f"{codec}: "
-            + explain(
-                got=f"{name}={value!r}", expected=f"a whole number, {name} >= {minimum}{of}"
-            )
+            + explain(got=f"{name}={value!r}", expected=f"a whole number, {name} >= {minimum}{of}")
         )

@@ -10,8 +10,9 @@ gradient, and what comes back tells.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generator, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 from .codec import Call, Codec, Combine, Tensor
 from .errors import ExchangeError, explain
@@ -100,7 +101,7 @@ def _gather(
     numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
     payload, error = codec.encode(xp, x, call, want_error=want_error)
     reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag))
-    expected = codec.wire_bytes(numel) + FLAG_BYTES
+    expected = codec.wire_bytes(*call.sizes(numel)) + FLAG_BYTES
     for rank, other in enumerate(reply.payloads):
         if xp.numel(other) != expected:
             raise ExchangeError(

@@ -6,8 +6,9 @@ multiple of 4 bytes, and at the end one float32 word of the exchange's own (the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any
 
 from .codec import Tensor
 
@@ -60,7 +61,8 @@ class Layout:
 
     def new(self, xp: Any, like: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
         """Return storage to fill and a view of each section, or Nones where views are unknown."""
-        return xp.new_payload(self, like)
+        made: tuple[Tensor | None, list[Tensor | None]] = xp.new_payload(self, like)
+        return made
 
     def seal(self, xp: Any, payload: Tensor | None, parts: Sequence[Tensor]) -> Tensor:
         """Return the payload that holds ``parts``; what is in its view already is not copied."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
 
 from .codec import Shape
 
@@ -61,9 +62,7 @@ def buckets(
         members, start = [], 0
 
     for name, shape in entries:
-        numel = 1
-        for size in shape:
-            numel *= size
+        numel = math.prod(shape)
         if members and (not together or 4 * (start + numel) > most_bytes):
             close()
         members.append(Member(name, shape, start, numel))

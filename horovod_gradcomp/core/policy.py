@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .codec import Shape
 from .settings import Options
 
@@ -12,9 +14,7 @@ def compresses(options: Options, shape: Shape) -> bool:
     Small tensors and, by default, those of one dimension (biases, norms) are a tiny part of the
     bytes and a large part of the accuracy, so they ride along uncompressed.
     """
-    numel = 1
-    for size in shape:
-        numel *= size
+    numel = math.prod(shape)
     if numel == 0 or numel < options.min_numel:
         return False
     return len(shape) > 1 or not options.skip_1d

@@ -9,7 +9,8 @@ Which form follows from n and k alone, so the payload's size never depends on va
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from . import bits
 from .codec import Tensor

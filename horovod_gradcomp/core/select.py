@@ -40,7 +40,7 @@ def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
         return xp.arange(0, n, "int64", x)
     rank = _sample_rank(n, k)
     if not sampled or n < SMALLEST or rank >= n // STRIDE // 2:
-        return _full(xp, x, k)
+        return xp.fix_size(_full(xp, x, k), k)
     sample = xp.magnitude(xp.strided(x, STRIDE))
     limit = _below(xp, xp.kth_largest(sample, rank))
     found = xp.positions_above(x, limit)
@@ -49,9 +49,7 @@ def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
             xp.length(found) >= k,
             lambda: _narrow(xp, x, found, k),
             # Fewer than k elements differ from zero, or the sample was not like the rest.
-            lambda: xp.cond(
-                limit == 0, lambda: _fill(xp, found, k), lambda: _full(xp, x, k)
-            ),
+            lambda: xp.cond(limit == 0, lambda: _fill(xp, found, k), lambda: _full(xp, x, k)),
         ),
         k,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any
 
 from .codec import Codec, check_count
 from .errors import SettingsError, explain
@@ -95,15 +96,14 @@ def parse_codec(text: str) -> Codec:
 
     name, settings = split(text)
     cls = _look_up(name, REGISTRY, "codec")
-    return _construct(name, cls, settings)
+    codec: Codec = _construct(name, cls, settings)
+    return codec
 
 
 def split(text: str) -> tuple[str, dict[str, Any]]:
     """Return the name and the keywords of a string form, values turned into numbers."""
     if not isinstance(text, str):
-        raise SettingsError(
-            explain(got=repr(text), expected="a string such as 'topk:ratio=0.01'")
-        )
+        raise SettingsError(explain(got=repr(text), expected="a string such as 'topk:ratio=0.01'"))
     name, _, rest = text.strip().partition(":")
     settings = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
@@ -168,4 +168,6 @@ def _value(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
-    return {"True": True, "true": True, "False": False, "false": False, "None": None}.get(text, text)
+    return {"True": True, "true": True, "False": False, "false": False, "None": None}.get(
+        text, text
+    )

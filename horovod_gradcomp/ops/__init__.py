@@ -7,7 +7,8 @@ it returns. Dtypes are named by strings: float16, float32, int16, int32, int64, 
 
 from __future__ import annotations
 
-from typing import Any, Callable, Protocol, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable, Protocol
 
 Tensor = Any
 

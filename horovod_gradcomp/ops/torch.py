@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from typing import Any, Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import torch
 
@@ -94,7 +95,8 @@ def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
 def to_float32(a: Tensor, out: Any) -> Tensor:
     if out is None:
         out = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    return out.copy_(a)
+    copied: Tensor = out.copy_(a)
+    return copied
 
 
 def sub(a: Tensor, b: Tensor) -> Tensor:
@@ -172,9 +174,10 @@ def row_max(x: Tensor) -> Tensor:
 def badness(x: Tensor) -> Tensor:
     if x.numel() == 0:
         return torch.zeros((), dtype=torch.float32, device=x.device)
-    # On a CPU half the cost of a copy; isfinite().all() costs several.
+    # On a CPU half the cost of a copy; isfinite().all() costs several. A difference is +0 where a
+    # product with 0 may be -0, whose bits would differ.
     low, high = torch.aminmax(x)
-    return (low * 0 + high * 0).to(torch.float32)
+    return ((low - low) + (high - high)).to(torch.float32)
 
 
 def bit_and(a: Tensor, b: Tensor | int) -> Tensor:

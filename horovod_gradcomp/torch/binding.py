@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
-from typing import Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
@@ -36,7 +37,7 @@ class Ticket(NamedTuple):
     """What ``decompress`` gets back as the context."""
 
     binding: Binding
-    index: int
+    parameter: int
     dtype: torch.dtype
     step: int
 
@@ -86,7 +87,8 @@ class Binding:
             found = grads.get(id(tensor))
             if found is None:
                 return None
-            self._follows[self._last] = guess = found
+            guess = found
+            self._follows[self._last] = found
         self._last = guess
         return guess
 
@@ -123,13 +125,13 @@ class Binding:
         if ticket.step != self.step:
             raise BindingError(
                 explain(
-                    got=f"a gradient of '{self.names[ticket.index]}' from a step that was given up",
+                    got=f"a gradient of '{self.names[ticket.parameter]}' from a step that was given up",
                     expected="every decompress before the next step's compress",
                 )
             )
         if self._sending:
             self._flush()
-        place = self._where[ticket.index]
+        place = self._where[ticket.parameter]
         if place is None:
             out = reduced.to(ticket.dtype)
             if self.settings.memory.slots and reduced.is_floating_point():
@@ -141,7 +143,7 @@ class Binding:
                 self._bad.append(unit.bad)
             else:
                 assert self._carrier is not None
-                factor = self._carrier.factor(reduced.tolist(), self.names[ticket.index])
+                factor = self._carrier.factor(reduced.tolist(), self.names[ticket.parameter])
                 unit.finish_gather(factor, len(self._ranks))
             out = unit.result(member, ticket.dtype)
         self._open -= 1
@@ -168,7 +170,8 @@ class Binding:
         if not isinstance(request, Reduce):
             name = f"gradcomp.{self._fingerprint}.{unit.bucket.name}.gather"
             unit.gather(request.payload, name, self.process_set)
-        return request.payload
+        payload: Tensor = request.payload
+        return payload
 
     def _flush(self) -> None:
         self._sending = False
@@ -210,7 +213,8 @@ class Binding:
         if self._rows is None:  # one matrix a step: Horovod reduces each row in place
             row = torch.tensor([Carrier.row(hvd.rank())], dtype=torch.float32)
             self._rows = iter(row.repeat(len(self.params), 1).unbind(0))
-        return next(self._rows)
+        row: Tensor = next(self._rows)
+        return row
 
     def _refresh_ranks(self) -> None:
         """Ask anew each step: elastic training changes the ranks between steps."""
@@ -242,9 +246,7 @@ class Binding:
         groups: dict[torch.device, list[int]] = {}
         for i in reversed(range(len(self.params))):  # gradients arrive last layer first
             p = self.params[i]
-            if p.is_floating_point() and policy.compresses(
-                self.settings.options, tuple(p.shape)
-            ):
+            if p.is_floating_point() and policy.compresses(self.settings.options, tuple(p.shape)):
                 groups.setdefault(p.device, []).append(i)
             else:
                 self.stats.bypassed.numel += p.numel()
@@ -254,9 +256,7 @@ class Binding:
             entries = [(self.names[i], tuple(self.params[i].shape)) for i in indices]
             together = self.settings.codec.combine is not Combine.SUM
             at = iter(indices)
-            for bucket in buckets(
-                entries, self.settings.options.bucket_bytes, together=together
-            ):
+            for bucket in buckets(entries, self.settings.options.bucket_bytes, together=together):
                 unit = Unit(bucket, self.settings, device)
                 for member in range(len(bucket.members)):
                     self._where[next(at)] = (unit, member)

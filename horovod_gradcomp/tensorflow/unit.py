@@ -1,0 +1,155 @@
+"""One compressed variable: its memory, its step count, and its exchange.
+
+The state is read in ``compress`` and written in ``decompress``, in the same branch of the graph,
+and only where every rank found the whole step good.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from ..core import exchange, random
+from ..core.codec import Call, Combine
+from ..core.errors import explain
+from ..core.exchange import Carrier
+from ..core.payload import FLAG_BYTES
+from ..core.settings import Settings
+from ..ops import tensorflow as xp
+from .steps import Step
+
+Tensor = Any
+
+
+@dataclass
+class Ticket:
+    """What ``decompress`` gets back as the context."""
+
+    unit: Unit
+    dtype: Any
+    state: tuple[Tensor, ...]
+    agreed: Tensor
+    exchange: exchange.Exchange
+    gathered: Tensor | None = None
+    carrier: Carrier | None = None
+
+
+class Unit(tf.Module):  # type: ignore[misc]
+    """State of one variable.
+
+    Args:
+        name: Equal on all ranks and in every run; part of the random key and of names on the wire.
+        variable: The trainable variable.
+        settings: Of the compressor.
+    """
+
+    def __init__(self, name: str, variable: Any, settings: Settings) -> None:
+        super().__init__(name="unit")
+        self.key = name
+        self.numel = int(variable.shape.num_elements())
+        self._shape = variable.shape
+        self._settings = settings
+        label = variable.name.split(":")[0]
+        with tf.device(variable.device):
+            for slot in settings.memory.slots:
+                zeros = tf.zeros([self.numel], tf.float32)
+                setattr(self, slot, tf.Variable(zeros, trainable=False, name=f"{label}/{slot}"))
+        with tf.device("CPU:0"):
+            self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{label}/step")
+
+    def wire_bytes(self) -> int:
+        """Return the bytes handed to Horovod a step."""
+        codec = self._settings.codec
+        if codec.combine is Combine.SUM:
+            return codec.wire_bytes(self.numel)
+        return codec.wire_bytes(self.numel) + FLAG_BYTES + 4 * Carrier.WIDTH
+
+    def send(self, tensor: Tensor, agreed: Tensor, step: Step) -> tuple[Tensor, Ticket]:
+        """Encode a gradient and start its exchange; see :meth:`Compressor.compress`."""
+        settings, process_set = self._settings, step.process_set
+        state = tuple(getattr(self, slot).read_value() for slot in settings.memory.slots)
+        running = exchange.start(
+            xp,
+            settings.codec,
+            # The gradient's own shape may be unknown, the variable's is not.
+            settings.memory.compensate(xp, tf.reshape(tensor, [self.numel]), state, None),
+            Call(
+                size=process_set.size(),
+                shapes=(tuple(self._shape.as_list()),),
+                key=random.fold(settings.options.seed, self.key, self.step.read_value()),
+            ),
+            want_error=settings.memory.wants_error,
+            name=self.key,
+            agreed=agreed,
+        )
+        request = next(running)
+        ticket = Ticket(self, tensor.dtype, state, agreed, running)
+        if isinstance(request, exchange.Reduce):
+            return request.payload, ticket
+        ticket.carrier = Carrier(process_set.ranks or range(process_set.size()))
+        ticket.gathered = hvd.allgather(
+            request.payload,
+            name=f"{step.name}.{self.key}",
+            ignore_name_scope=True,
+            process_set=process_set,
+        )
+        return tf.constant(Carrier.row(hvd.rank()), tf.float32), ticket
+
+    def receive(self, reduced: Tensor, ticket: Ticket) -> Tensor:
+        """Finish the exchange and keep the new state; see :meth:`Compressor.decompress`."""
+        if ticket.carrier is None:
+            reply = exchange.Reply((reduced,))
+        else:
+            reply = self._collect(reduced, ticket, ticket.carrier)
+        try:
+            ticket.exchange.send(reply)
+        except StopIteration as stop:
+            outcome = stop.value
+        else:
+            raise AssertionError("an exchange asked for more than one collective")
+        self._commit(ticket, outcome.error)
+        return tf.cast(tf.reshape(outcome.total, self._shape), ticket.dtype)
+
+    def _collect(self, reduced: Tensor, ticket: Ticket, carrier: Carrier) -> exchange.Reply:
+        size = len(carrier.ranks)
+        values = tf.unstack(tf.cast(tf.reshape(reduced, [Carrier.WIDTH]), tf.float64))
+        factor, good = carrier.judge(values, _choose)
+        text = carrier.complaint("the values at the end of this message", 1.0, self.key)
+        with tf.control_dependencies(_require(good, text, reduced)):
+            gathered = tf.identity(ticket.gathered)
+        expected = self._settings.codec.wire_bytes(self.numel) + FLAG_BYTES
+        text = explain(
+            got=f"as many bytes for '{self.key}' from all ranks as this message ends with",
+            expected=f"{size} x {expected}",
+            why="the size follows from the settings and the shape, so some rank has others",
+            do="give every rank the same compression and the same model",
+        )
+        length = tf.size(gathered)
+        with tf.control_dependencies(_require(tf.equal(length, size * expected), text, length)):
+            payloads = tf.unstack(tf.reshape(gathered, [size, expected]))
+        scale = _choose(tf.equal(factor, float(size)), 1.0, factor / size)
+        return exchange.Reply(payloads, scale=tf.cast(scale, tf.float32))
+
+    def _commit(self, ticket: Ticket, error: Tensor | None) -> None:
+        slots = self._settings.memory.slots
+
+        def keep() -> Tensor:
+            for slot, value in zip(slots, self._settings.memory.update(ticket.state, error)):
+                getattr(self, slot).assign(value)
+            self.step.assign_add(1)
+            return tf.constant(True)
+
+        tf.cond(tf.equal(ticket.agreed, 0.0), keep, lambda: tf.constant(False))
+
+
+def _choose(condition: Tensor, a: Any, b: Any) -> Tensor:
+    return tf.where(condition, tf.cast(a, tf.float64), tf.cast(b, tf.float64))
+
+
+def _require(condition: Tensor, text: str, got: Tensor) -> list[Any]:
+    """Return what must run first for a condition to be checked, none if it has been."""
+    check = tf.debugging.Assert(condition, [text, got])
+    return [] if check is None else [check]

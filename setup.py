@@ -1,0 +1,57 @@
+"""Packaging of horovod_gradcomp.
+
+Installing the package must never touch the torch, TensorFlow, Horovod or NumPy that
+are already there: it requires none of them. Horovod itself has to be built for the
+frameworks at hand (``docker/install_horovod.sh``), which no package index can do.
+"""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+README = HERE / "README.md"
+
+
+def read_version() -> str:
+    """Read the version without importing the package."""
+    text = (HERE / "horovod_gradcomp" / "_version.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__\s*(?::[^=]+)?=\s*"([^"]+)"', text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError('horovod_gradcomp/_version.py has no line __version__ = "..."')
+    return match.group(1)
+
+
+setup(
+    name="horovod_gradcomp",
+    version=read_version(),
+    description="Gradient compression for Horovod on PyTorch, TensorFlow and Keras",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    author="The horovod_gradcomp authors",
+    keywords=["horovod", "gradient compression", "distributed training", "pytorch", "tensorflow"],
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: System :: Distributed Computing",
+        "Typing :: Typed",
+    ],
+    packages=find_packages(include=["horovod_gradcomp", "horovod_gradcomp.*"]),
+    package_data={"horovod_gradcomp": ["py.typed"]},
+    zip_safe=False,
+    python_requires=">=3.9",
+    install_requires=[],
+    extras_require={
+        "examples": ["mlxtend", "numpy", "rich", "typer"],
+        "plot": ["matplotlib", "rich"],
+        "test": ["hypothesis", "numpy", "pytest", "pytest-timeout"],
+    },
+)

@@ -1,0 +1,286 @@
+"""The laws, as plain functions that assert.
+
+The conformance suite applies them to every registered codec, and ``test_suite_bites.py`` to
+planted faults, so that each is seen to fail.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from collections.abc import Iterable
+from typing import Any, Callable
+
+import numpy as np
+
+from horovod_gradcomp.core.codec import Bias, Call, Codec, Combine
+from horovod_gradcomp.core.payload import FLAG_BYTES
+from tests import table
+from tests.frameworks import Framework
+
+EPS = 2.0**-23
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one rank's encoding gives."""
+
+    payload: Any
+    error: Any
+    decoded: Any
+
+
+@dataclass(frozen=True)
+class Case:
+    """One codec on one input, at one step, in one framework."""
+
+    fw: Framework
+    codec: Codec
+    x: np.ndarray
+    call: Call
+
+    def run(self, *, want_error: bool = True) -> Result:
+        """Encode and decode a copy of the input."""
+        payload, error = self.encode(want_error=want_error)
+        return Result(payload, error, self.decode([payload]))
+
+    def encode(self, *, want_error: bool = True) -> tuple[Any, Any]:
+        return self.codec.encode(
+            self.fw.xp, self.fw.tensor(self.x), self.call, want_error=want_error
+        )
+
+    def decode(self, payloads: list[Any], scale: float = 1.0) -> Any:
+        return self.codec.decode(self.fw.xp, payloads, self.x.size, self.call, scale=scale)
+
+    def on(self, x: np.ndarray) -> Case:
+        """Return the same on another input."""
+        return Case(self.fw, self.codec, x.astype(np.float32), self.call)
+
+    @cached_property
+    def once(self) -> Result:
+        """One run, shared by the laws that only look."""
+        return self.run()
+
+    @cached_property
+    def sent(self) -> np.ndarray:
+        """What is decoded from the payload, as float64."""
+        return self.fw.array(self.once.decoded).astype(np.float64)
+
+    @cached_property
+    def left(self) -> np.ndarray:
+        """The error, as float64."""
+        return self.fw.array(self.once.error).astype(np.float64)
+
+
+# For any codec and any finite input -----------------------------------------------------------
+
+
+def sizes_are_declared(case: Case) -> None:
+    """Law 3: the payload has exactly the declared bytes, and a dtype that Horovod carries."""
+    payload = case.fw.array(case.once.payload)
+    declared = case.codec.wire_bytes(*case.call.sizes(case.x.size))
+    assert type(declared) is int, f"wire_bytes returns {declared!r}"
+    assert payload.ndim == 1, f"payload of shape {payload.shape}"
+    if case.codec.combine is Combine.GATHER:
+        assert payload.dtype == np.uint8, payload.dtype
+        assert payload.nbytes == declared + FLAG_BYTES, (payload.nbytes, declared)
+        assert declared % 4 == 0, f"{declared} bytes: the flag is not aligned"
+    else:
+        assert payload.dtype in (np.float16, np.float32), payload.dtype
+        assert payload.nbytes == declared, (payload.nbytes, declared)
+
+
+def results_are_flat_float32(case: Case) -> None:
+    """Decoded values and error are flat float32 of the input's size."""
+    for what in ("decoded", "error"):
+        got = case.fw.array(getattr(case.once, what))
+        assert got.dtype == np.float32, f"{what}: {got.dtype}"
+        assert got.shape == case.x.shape, f"{what}: {got.shape}, expected {case.x.shape}"
+
+
+def results_are_finite(case: Case) -> None:
+    """Law 10: finite in, finite out."""
+    assert np.isfinite(case.x).all()
+    assert np.isfinite(case.sent).all(), f"decoded {_worst(~np.isfinite(case.sent), case)}"
+    assert np.isfinite(case.left).all(), f"error {_worst(~np.isfinite(case.left), case)}"
+
+
+def nothing_is_lost(case: Case) -> None:
+    """Law 1, for one step: what is sent and what is left make the input, to rounding."""
+    wrong = np.abs(case.sent + case.left - case.x)
+    allowed = EPS * np.abs(case.left) + case.fw.tiny
+    assert (wrong <= allowed).all(), _worst(wrong > allowed, case)
+
+
+def zeros_stay_zeros(case: Case) -> None:
+    """A zero input gives exact zeros, sent and left."""
+    zero = case.on(np.zeros_like(case.x))
+    assert (zero.sent == 0).all()
+    assert (zero.left == 0).all()
+
+
+def runs_repeat(case: Case) -> None:
+    """Payload, error and decoded values depend on nothing but the input and the call."""
+    first, second = case.once, case.run()
+    for what in ("payload", "error", "decoded"):
+        same_bits(case.fw.array(getattr(first, what)), case.fw.array(getattr(second, what)), what)
+    again = case.decode([second.payload])
+    same_bits(case.fw.array(second.decoded), case.fw.array(again), "decoded twice")
+
+
+def error_is_optional(case: Case) -> None:
+    """Without the error the payload is the same, and none is returned."""
+    payload, error = case.encode(want_error=False)
+    assert error is None
+    same_bits(case.fw.array(case.once.payload), case.fw.array(payload), "payload")
+
+
+def storage_is_own(case: Case) -> None:
+    """Error, payload and decoded values share no storage, and decode changes no payload.
+
+    Horovod reduces payloads in place, and a front end works on decoded values in place.
+    """
+    fw, result = case.fw, case.run()
+    before = fw.array(result.payload)
+    decoded = case.decode([result.payload], scale=0.5)
+    same_bits(before, fw.array(result.payload), "payload after decode")
+    fw.ruin(decoded)
+    same_bits(before, fw.array(result.payload), "payload after its decoded values changed")
+    fw.ruin(result.payload)
+    same_bits(fw.array(case.once.error), fw.array(result.error), "error")
+    same_bits(fw.array(case.once.decoded), fw.array(result.decoded), "decoded values")
+
+
+def payloads_add(case: Case) -> None:
+    """Decoding several payloads gives the scaled sum of what each decodes to."""
+    other = case.on(case.x[::-1] * np.float32(0.5))
+    first, second = case.once.payload, other.once.payload
+    parts = np.abs(case.sent) + np.abs(other.sent)
+    scales = (1.0, 1 / 3, 2.0)
+    if case.codec.combine is Combine.SUM:  # law 8
+        with np.errstate(over="ignore"):
+            summed = case.fw.array(first) + case.fw.array(second)
+        payloads = [case.fw.tensor(summed)]
+        eps = float(np.finfo(summed.dtype).eps)
+    else:
+        payloads, eps = [first, second], EPS
+    for scale in scales:
+        got = case.fw.array(case.decode(payloads, scale)).astype(np.float64)
+        wrong = np.abs(got - scale * (case.sent + other.sent))
+        safe = parts * max(1.0, scale) < 3e38  # beyond, the sum itself overflows
+        allowed = 2 * (eps * parts + case.fw.tiny) * scale + case.fw.tiny
+        assert (wrong <= allowed)[safe].all(), _worst(safe & (wrong > allowed), case)
+
+
+def bias_is_declared(case: Case) -> None:
+    """Law 8: a contraction never leaves more than the input; an identity leaves nothing."""
+    assert isinstance(case.codec.bias, Bias)
+    error, whole = case.x - case.sent, np.linalg.norm(case.x.astype(np.float64))
+    if case.codec.bias is Bias.CONTRACTION:
+        assert np.linalg.norm(error) <= whole * (1 + 1e-6), (np.linalg.norm(error), whole)
+    if case.codec.identity:
+        same_bits(case.x, case.fw.array(case.once.decoded), "decoded")
+
+
+def generators_are_left_alone(case: Case) -> None:
+    """Law 9: no generator of the user is moved."""
+    case.fw.seed()
+    expected = case.fw.draw()
+    case.fw.seed()
+    case.run()
+    assert case.fw.draw() == expected
+
+
+def bad_values_keep_the_size(case: Case) -> None:
+    """Law 7: inf and NaN change neither the size of a payload nor that it can be decoded."""
+    size = case.fw.array(case.once.payload).nbytes
+    for value in (np.nan, np.inf, -np.inf):
+        x = case.x.copy()
+        x[x.size // 2] = value
+        bad = case.on(x).run()
+        assert case.fw.array(bad.payload).nbytes == size
+        assert case.fw.array(bad.decoded).shape == case.x.shape
+    everything = case.on(np.full_like(case.x, np.nan)).run()
+    assert case.fw.array(everything.payload).nbytes == size
+
+
+LAWS: tuple[Callable[[Case], None], ...] = (
+    sizes_are_declared,
+    results_are_flat_float32,
+    results_are_finite,
+    nothing_is_lost,
+    runs_repeat,
+    error_is_optional,
+    storage_is_own,
+    payloads_add,
+    bias_is_declared,
+)
+"""Hold for every kind of values."""
+
+SHAPE_LAWS: tuple[Callable[[Case], None], ...] = (
+    zeros_stay_zeros,
+    generators_are_left_alone,
+    bad_values_keep_the_size,
+)
+"""Do not depend on the values."""
+
+
+# For some -------------------------------------------------------------------------------------
+
+
+def mean_is_unbiased(case: Case, *, keys: int = 300) -> None:
+    """Law 8: over many steps the mean of what is sent is the input, within five sigma."""
+    assert case.codec.bias is Bias.UNBIASED
+    x = case.x.astype(np.float64)
+    draws = np.stack(
+        [
+            Case(case.fw, case.codec, case.x, table.call(case.call.shapes, step=step)).sent
+            for step in range(keys)
+        ]
+    )
+    rng = np.random.default_rng(1)
+    views = np.stack([np.ones_like(x), x, np.sign(x), *rng.choice([-1.0, 1.0], (8, x.size))])
+    seen = draws @ views.T  # (keys, views)
+    sigma = seen.std(axis=0, ddof=1) / math.sqrt(keys)
+    wrong = np.abs(seen.mean(axis=0) - views @ x)
+    rounding = EPS * np.abs(views) @ np.abs(x)
+    assert (wrong <= 5 * sigma + rounding).all(), (wrong, sigma)
+    # Element by element: the squared error of the mean is what its variance explains.
+    explained = draws.var(axis=0, ddof=1).sum() / keys
+    spread = ((draws.mean(axis=0) - x) ** 2).sum()
+    assert spread <= 1.5 * explained + (EPS * np.abs(x)).sum() ** 2, (spread, explained)
+
+
+def frameworks_agree(cases: Iterable[Case]) -> None:
+    """Law 4: payloads agree bit for bit, decoded values too but for flushed subnormals."""
+    first, *others = cases
+    tiny = max(case.fw.tiny for case in (first, *others))
+    for case in others:
+        mine, theirs = (c.fw.array(c.once.payload) for c in (first, case))
+        assert mine.dtype == theirs.dtype
+        if mine.dtype == np.float32:
+            mine, theirs = (np.where(np.abs(p) < tiny, np.float32(0), p) for p in (mine, theirs))
+        same_bits(mine, theirs, f"payloads of {first.fw.name} and {case.fw.name}", signed=False)
+        for scale in (1.0, 1 / 3):
+            a, b = (c.fw.array(c.decode([c.once.payload], scale)) for c in (first, case))
+            wrong = np.abs(a.astype(np.float64) - b) > tiny
+            assert not wrong.any(), _worst(wrong, first)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray, what: str = "values", *, signed: bool = True) -> None:
+    """Assert that two arrays are equal bit for bit; ``signed=False`` takes -0 for 0."""
+    assert a.dtype == b.dtype, f"{what}: {a.dtype} and {b.dtype}"
+    assert a.shape == b.shape, f"{what}: {a.shape} and {b.shape}"
+    if not signed and a.dtype.kind == "f":
+        a, b = a + a.dtype.type(0), b + b.dtype.type(0)
+    x, y = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (a, b))
+    if not np.array_equal(x, y):
+        at = int(np.flatnonzero(x != y)[0]) // a.itemsize
+        raise AssertionError(f"{what}: at {at} of {a.size}: {a.flat[at]!r} and {b.flat[at]!r}")
+
+
+def _worst(wrong: np.ndarray, case: Case) -> str:
+    at = int(np.flatnonzero(wrong)[0])
+    values = (case.x[at], case.sent[at], case.left[at])
+    return f"{int(wrong.sum())} of {wrong.size} wrong, first at {at}: x, sent, left = {values}"

@@ -1,0 +1,484 @@
+"""Check the torch front end on real ranks; every check runs on every rank.
+
+Gradients are made to measure: the loss is the sum of ``parameter * wanted``, so the gradient is
+``wanted`` to the last bit, and every rank can work out what every other rank wanted.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+import pickle
+import sys
+import traceback
+from typing import Any, Callable
+
+import horovod.torch as hvd
+import torch
+from torch import nn
+
+from horovod_gradcomp.torch import BindingError, Compression, DistributedOptimizer
+from tests.distributed.launch import report
+
+KINDS = {
+    "fp16": lambda **o: Compression.fp16(memory="residual", **o),
+    "topk": lambda **o: Compression.topk(ratio=0.02, **o),
+    "topk_f16": lambda **o: Compression.topk(ratio=0.02, values="float16", **o),
+    "linear4": lambda **o: Compression.linear(bits=4, **o),
+    "linear8": lambda **o: Compression.linear(bits=8, block=64, **o),
+    "randomk": lambda **o: Compression.randomk(ratio=0.05, **o),
+}
+LIMITS = {"fp16": 1e-3}  # off the books, relative: Horovod adds float16 payloads in float16
+SMALL = {"bucket_bytes": 8192}  # several buckets
+CHECKS: dict[str, Callable[[], None]] = {}
+
+
+def check(*cases: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    def add(run: Callable[..., None]) -> Callable[..., None]:
+        for case in cases or [None]:
+            name = run.__name__ if case is None else f"{run.__name__}-{case}"
+            CHECKS[name] = run if case is None else lambda case=case: run(case)
+        return run
+
+    return add
+
+
+class Net(nn.Module):
+    """Two layers of equal shape, one tensor of four dimensions, small ones that ride along."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        gen = torch.Generator().manual_seed(5)
+        shapes = {"a": (40, 33), "b": (40, 33), "kernel": (8, 9, 5, 5), "wide": (3, 900)}
+        shapes |= {"bias": (33,), "scale": (), "tiny": (2, 2)}
+        for name, shape in shapes.items():
+            value = torch.randn(shape, generator=gen).to(dtype)
+            self.register_parameter(name, nn.Parameter(value))
+
+
+SIZES = {"a": 1e3, "b": 1e-3, "kernel": 1.0, "wide": 1.0, "bias": 1.0, "scale": 1.0, "tiny": 1.0}
+
+
+def wanted(name: str, like: torch.Tensor, step: int, rank: int) -> torch.Tensor:
+    """Return the gradient of a parameter on a rank; element 7 is a spike in some steps."""
+    gen = torch.Generator().manual_seed(hash_of(f"{name}/{step}/{rank}"))
+    value = torch.randn(like.shape, generator=gen) * SIZES[name] * (1 + 10 * rank)
+    if step % 5 == 0 and value.numel() > 7:
+        value.view(-1)[7] += 300 * SIZES[name]
+    return value.to(like.dtype)
+
+
+def hash_of(text: str) -> int:
+    return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
+
+
+def mean(name: str, like: torch.Tensor, step: int) -> torch.Tensor:
+    every = [wanted(name, like, step, rank).double() for rank in range(hvd.size())]
+    return torch.stack(every).mean(0)
+
+
+def backward(
+    net: Net, step: int, *, skip: set[str] = frozenset(), spoil: str = "", exact: bool = False
+) -> None:
+    """Set gradients by way of autograd, in an order that differs by rank and step.
+
+    Exact gradients have few bits, so that a sum is the same in whatever order Horovod adds.
+    """
+    names = [n for n, _ in net.named_parameters() if n not in skip]
+    gen = torch.Generator().manual_seed(hash_of(f"{step}/{hvd.rank()}"))
+    loss = torch.zeros(())
+    for i in torch.randperm(len(names), generator=gen):
+        p = net.get_parameter(names[i])
+        target = wanted(names[i], p, step, hvd.rank())
+        if exact:
+            target = torch.round(target / SIZES[names[i]] * 16) / 16
+        if names[i] == spoil:
+            target.view(-1)[3] = math.inf
+        loss = loss + (p * target).sum()
+    loss.backward()
+
+
+def make(net: Net, compression: Any, lr: float = 1e-4, **options: Any) -> Any:
+    return hvd.DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=lr),
+        named_parameters=net.named_parameters(),
+        compression=compression,
+        **options,
+    )
+
+
+def reduce(net: Net, optimizer: Any, step: int, **how: Any) -> dict[str, torch.Tensor]:
+    """Do one step and return the reduced gradients."""
+    optimizer.zero_grad()
+    backward(net, step, **how)
+    optimizer.synchronize()
+    grads = {n: p.grad.clone() for n, p in net.named_parameters()}
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    return grads
+
+
+def digest(values: Any) -> str:
+    data = b"".join(
+        v.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for v in values
+    )
+    return hashlib.sha256(data).hexdigest()
+
+
+def same_everywhere(values: Any) -> None:
+    every = hvd.allgather_object(digest(values))
+    assert len(set(every)) == 1, f"ranks differ: {every}"
+
+
+def memory(compression: Any) -> dict[str, torch.Tensor]:
+    (entry,) = compression.state_dict()["optimizers"]
+    return entry["memory"].get("residual", {})
+
+
+def total_residual(compression: Any) -> dict[str, torch.Tensor]:
+    every = hvd.allgather_object(memory(compression))
+    return {n: torch.stack([m[n].double() for m in every]).mean(0) for n in every[0]}
+
+
+def books(
+    compression: Any, kind: str, *, factor: float = 1.0, steps: int = 30, **options: Any
+) -> None:
+    net = Net()
+    optimizer = make(net, compression, **options)
+    applied = {n: torch.zeros(p.shape, dtype=torch.float64) for n, p in net.named_parameters()}
+    true = copy.deepcopy(applied)
+    for step in range(steps):
+        grads = reduce(net, optimizer, step)
+        same_everywhere(grads.values())
+        for n, p in net.named_parameters():
+            applied[n] += grads[n].double() / factor
+            true[n] += mean(n, p, step)
+    left = total_residual(compression)
+    assert set(left) == {"a", "b", "kernel", "wide"}, sorted(left)
+    for n in true:
+        off = (applied[n] + left.get(n, 0.0) - true[n]).abs().max() / true[n].abs().max()
+        assert off < LIMITS.get(kind, 2e-6), f"books of {n} are off by {off:.2e}"
+        if n in left and kind not in ("fp16", "linear8"):
+            assert left[n].abs().max() > 0, f"{n} has no residual: nothing was compressed"
+
+
+@check(*KINDS)
+def law1_books_balance(kind: str) -> None:
+    books(KINDS[kind](**SMALL), kind)
+
+
+@check("sum", "predivide", "groups")
+def law1_under_options(option: str) -> None:
+    factor, options = 1.0, {}
+    if option == "sum":
+        factor, options = float(hvd.size()), {"op": hvd.Sum}
+    if option == "predivide":
+        options = {"gradient_predivide_factor": 2.0}
+    if option == "groups":
+        options = {"groups": 2}
+    for kind in ("topk", "linear4", "randomk"):
+        books(KINDS[kind](**SMALL), kind, factor=factor, steps=6, **options)
+
+
+@check(*KINDS)
+def law2_equal_weights(kind: str) -> None:
+    net = Net()
+    optimizer = make(net, KINDS[kind]())
+    for step in range(300):
+        optimizer.zero_grad()
+        backward(net, step % 7)
+        optimizer.step()
+    same_everywhere(net.parameters())
+
+
+@check("plain", "sum", "predivide", "groups", "passes")
+def law5_none_is_plain_horovod(option: str) -> None:
+    options: dict[str, Any] = {
+        "plain": {},
+        "sum": {"op": hvd.Sum},
+        "predivide": {"gradient_predivide_factor": 2.0},
+        "groups": {"groups": 2},
+        "passes": {"backward_passes_per_step": 2},
+    }[option]
+    ends = []
+    for compression in (hvd.Compression.none, Compression.none(), Compression.none):
+        net = Net()
+        optimizer = make(net, compression, **options)
+        for step in range(10):
+            optimizer.zero_grad()
+            for part in range(options.get("backward_passes_per_step", 1)):
+                backward(net, 2 * step + part, exact=True)
+            optimizer.step()
+        ends.append(digest(net.parameters()))
+    assert len(set(ends)) == 1, ends
+
+
+@check("topk", "linear4", "randomk")
+def law6_resume(kind: str) -> None:
+    straight, saved = Net(), None
+    compression = KINDS[kind](**SMALL)
+    optimizer = make(straight, compression)
+    for step in range(20):
+        if step == 10:
+            saved = pickle.loads(pickle.dumps((straight.state_dict(), compression.state_dict())))
+            saved = copy.deepcopy(saved)
+        reduce(straight, optimizer, step)
+    resumed, compression = Net(), KINDS[kind](**SMALL)
+    resumed.load_state_dict(saved[0])
+    compression.load_state_dict(saved[1])
+    optimizer = make(resumed, compression)
+    for step in range(10, 20):
+        reduce(resumed, optimizer, step)
+    assert digest(straight.parameters()) == digest(resumed.parameters())
+
+
+@check(*[f"{kind}:{where}" for kind in KINDS for where in ("kernel", "bias")])
+def law7_bad_step(case: str) -> None:
+    kind, where = case.split(":")
+    net, compression = Net(), KINDS[kind](**SMALL)
+    optimizer = make(net, compression, lr=0.0)
+    for step in range(3):
+        reduce(net, optimizer, step)
+    before = {n: v.clone() for n, v in memory(compression).items()}
+    grads = reduce(net, optimizer, 3, spoil=where if hvd.rank() == hvd.size() - 1 else "")
+    assert not all(g.isfinite().all() for g in grads.values()), "the bad step looks good here"
+    after = memory(compression)
+    assert all(torch.equal(before[n], after[n]) for n in before), "a bad step changed the memory"
+    assert compression.stats()["bad_steps"] == 1
+    grads = reduce(net, optimizer, 4)
+    assert all(g.isfinite().all() for g in grads.values()), "the next step is bad too"
+    same_everywhere(grads.values())
+    assert any(not torch.equal(before[n], v) for n, v in memory(compression).items())
+
+
+@check("topk", "linear4", "randomk")
+def unused_on_one_rank(kind: str) -> None:
+    """A parameter without a gradient on one rank is sent late, as zeros, with its residual."""
+    net, compression = Net(), KINDS[kind](**SMALL)
+    optimizer = make(net, compression)
+    applied, true = 0.0, 0.0
+    for step in range(12):
+        skip = {"a"} if hvd.rank() == 0 and step % 2 else set()
+        grads = reduce(net, optimizer, step, skip=skip)
+        same_everywhere(grads.values())
+        applied = applied + grads["a"].double()
+        every = [
+            0.0 * net.a.detach().double()
+            if rank == 0 and step % 2
+            else wanted("a", net.a, step, rank).double()
+            for rank in range(hvd.size())
+        ]
+        true = true + torch.stack(every).mean(0)
+    off = (applied + total_residual(compression)["a"] - true).abs().max() / true.abs().max()
+    assert off < 2e-6, f"books are off by {off:.2e}"
+
+
+@check()
+def many_buckets_in_any_order() -> None:
+    """200 steps in another hook order on each rank, one collective a parameter."""
+    net, compression = Net(), KINDS["topk"](bucket_bytes=4)
+    optimizer = make(net, compression)
+    for step in range(200):
+        optimizer.zero_grad()
+        backward(net, step)
+        optimizer.step()
+    assert len(compression.stats()["buckets"]) == 4
+    same_everywhere(net.parameters())
+
+
+@check("float16", "bfloat16", "float64")
+def dtypes(name: str) -> None:
+    dtype = getattr(torch, name)
+    for kind, compressor in {**KINDS, "none": Compression.none}.items():
+        net = Net(dtype)
+        for p in net.parameters():
+            p.requires_grad_(True)
+        compression = compressor()
+        optimizer = make(net, compression, lr=0.0)
+        grads = {}
+        for step in range(2):
+            optimizer.zero_grad()
+            for n, p in net.named_parameters():
+                (p * (wanted(n, p, step, hvd.rank()) / 64)).sum().backward()
+            optimizer.synchronize()
+            grads = {n: p.grad.clone() for n, p in net.named_parameters()}
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        assert all(g.dtype is dtype and g.isfinite().all() for g in grads.values()), kind
+        same_everywhere(grads.values())
+
+
+@check("topk", "linear8", "randomk")
+def strides(kind: str) -> None:
+    """Expanded, transposed and channels_last gradients come back at the right coordinates."""
+    torch.manual_seed(0)
+    net = nn.Module()
+    net.flat = nn.Parameter(torch.zeros(50, 60))
+    net.turned = nn.Parameter(torch.zeros(50, 60))
+    net.conv = nn.Conv2d(4, 64, 3).to(memory_format=torch.channels_last)
+    compression = {
+        "topk": lambda: Compression.topk(ratio=1.0),
+        "linear8": lambda: Compression.linear(bits=8),
+        "randomk": lambda: Compression.randomk(ratio=1.0),
+    }[kind]()
+    optimizer = make(net, compression, lr=0.0)
+    optimizer.zero_grad()
+    gen = torch.Generator().manual_seed(9)
+    target = torch.randn(60, 50, generator=gen)
+    image = torch.randn(2, 4, 8, 8, generator=gen).to(memory_format=torch.channels_last)
+    (
+        net.flat.sum() * 3 + (net.turned.t() * target).sum() + net.conv(image).square().sum()
+    ).backward()
+    local = {n: p.grad.clone() for n, p in net.named_parameters()}
+    optimizer.synchronize()
+    for n, p in net.named_parameters():
+        close = 1e-6 if kind != "linear8" else 4e-3
+        off = (p.grad - local[n]).abs().max() / local[n].abs().max()
+        assert off <= close, f"{n}: {off}"
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+@check()
+def frozen_later() -> None:
+    net, compression = Net(), KINDS["topk"]()
+    optimizer = make(net, compression, lr=1.0)
+    for step in range(3):
+        reduce(net, optimizer, step)
+    net.a.requires_grad_(False)
+    weight, held = net.a.detach().clone(), memory(compression)["a"].clone()
+    assert held.abs().max() > 0
+    for step in range(3, 6):
+        reduce(net, optimizer, step, skip={"a"})
+    assert torch.equal(net.a, weight) and torch.equal(memory(compression)["a"], held)
+
+
+@check()
+def two_optimizers_one_object() -> None:
+    compression = KINDS["topk"](**SMALL)
+    nets = [Net(), Net()]
+    optimizers = [
+        hvd.DistributedOptimizer(
+            torch.optim.SGD(net.parameters(), lr=1e-4),
+            named_parameters=[(f"{i}.{n}", p) for n, p in net.named_parameters()],
+            compression=compression,
+        )
+        for i, net in enumerate(nets)
+    ]
+    for step in range(6):
+        for net, optimizer in zip(nets, optimizers):
+            optimizer.zero_grad()
+            backward(net, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert digest(nets[0].parameters()) == digest(nets[1].parameters())
+    same_everywhere(nets[0].parameters())
+    assert len(compression.state_dict()["optimizers"]) == 2
+
+
+@check()
+def sparse_gradients() -> None:
+    for as_dense in (False, True):
+        torch.manual_seed(0)
+        net = nn.ModuleDict({"e": nn.Embedding(200, 16, sparse=True), "l": nn.Linear(16, 90)})
+        optimizer = make(net, Compression.topk(ratio=1.0), lr=0.0, sparse_as_dense=as_dense)
+        for _ in range(2):
+            optimizer.zero_grad()
+            words = torch.tensor([3, 5, 3, 3, 9 + hvd.rank()])
+            net["l"](net["e"](words)).sum().backward()
+            local = net["e"].weight.grad.to_dense()
+            optimizer.synchronize()
+            grad = net["e"].weight.grad.to_dense()
+            want = hvd.allreduce(local, name=f"want.{as_dense}")
+            assert torch.allclose(grad, want, atol=1e-5), (as_dense, (grad - want).abs().max())
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+
+@check()
+def bare_allreduce() -> None:
+    value = torch.full((100, 100), float(hvd.rank()))
+    for _ in range(2):
+        out = hvd.allreduce(value, name="bare", compression=Compression.fp16())
+        assert torch.equal(out, torch.full((100, 100), (hvd.size() - 1) / 2))
+    whole = torch.arange(4) * hvd.size()
+    for kind in KINDS.values():
+        assert torch.equal(hvd.allreduce(whole, name="whole", compression=kind()), whole)
+    try:
+        hvd.allreduce(value, name="bare", compression=KINDS["topk"]())
+    except BindingError as error:
+        assert "(100, 100)" in str(error) and "bind" in str(error), error
+    else:
+        raise AssertionError("a tensor of unknown origin got a memory")
+
+
+@check()
+def users_generator_untouched() -> None:
+    net, compression = Net(), KINDS["randomk"]()
+    optimizer = make(net, compression)
+    before = torch.get_rng_state()
+    reduce(net, optimizer, 0)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@check()
+def own_door_and_numbers() -> None:
+    net = Net()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(net.parameters(), lr=0.0), net.named_parameters(), "topk:ratio=0.01"
+    )
+    compression = optimizer._compression
+    for step in range(3):
+        reduce(net, optimizer, step)
+    stats = compression.stats()
+    numel = sum(net.get_parameter(n).numel() for n in ("a", "b", "kernel", "wide"))
+    payload = compression._settings.codec.wire_bytes(numel) + 4
+    assert stats["steps"] == 3 and stats["active"]
+    assert stats["compressed"]["raw_bytes_per_step"] == 4 * numel
+    assert stats["compressed"]["wire_bytes_per_step"] == payload + 4 * 3 * 4, stats["compressed"]
+    assert stats["bypassed"]["wire_bytes_per_step"] == 4 * (33 + 1 + 4)
+    assert sorted(stats["bypassed"]["names"]) == ["bias", "scale", "tiny"]
+
+
+@check()
+def copies() -> None:
+    net, compression = Net(), KINDS["topk"]()
+    optimizer = make(net, compression)
+    for step in range(3):
+        reduce(net, optimizer, step)
+    for twin in (copy.deepcopy(compression), pickle.loads(pickle.dumps(compression))):
+        fresh = Net()
+        make_bound = make(fresh, twin)
+        reduce(fresh, make_bound, 3)
+        assert twin.state_dict()["optimizers"][0]["step"] == 4
+
+
+@check()
+def adasum_is_refused() -> None:
+    net = Net()
+    try:
+        optimizer = make(net, KINDS["topk"](), op=hvd.Adasum)
+        backward(net, 0)
+        optimizer.step()
+    except BindingError as error:
+        assert "Adasum" in str(error), error
+    else:
+        raise AssertionError("Adasum was accepted")
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    only = sys.argv[1:] or list(CHECKS)
+    for name in only:
+        try:
+            CHECKS[name]()
+            report({name: "ok"})
+        except Exception:
+            report({name: traceback.format_exc()})
+            raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Both frameworks behind one small face, so that a test is written once.
+
+A framework that is missing makes its tests fail; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import random
+from typing import Any
+
+import numpy as np
+
+NAMES = ("torch", "tensorflow")
+
+
+class Framework:
+    """A framework's operations, and the way between its tensors and NumPy's.
+
+    Attributes:
+        name: "torch" or "tensorflow".
+        xp: The operations module under test.
+        tiny: What may be lost of a value: the framework may flush subnormals to zero.
+    """
+
+    name: str
+    tiny: float
+
+    def __init__(self) -> None:
+        self.xp = importlib.import_module(f"horovod_gradcomp.ops.{self.name}")
+
+    def tensor(self, values: Any) -> Any:
+        """Return a tensor of its own storage with the values and dtype of an array."""
+        raise NotImplementedError
+
+    def array(self, tensor: Any) -> np.ndarray:
+        """Return a tensor's values in storage of their own."""
+        raise NotImplementedError
+
+    def ruin(self, tensor: Any) -> None:
+        """Overwrite a tensor's storage, where the framework lets one."""
+
+    def seed(self) -> None:
+        """Seed every generator that a user may have seeded."""
+        random.seed(3)
+        np.random.seed(3)  # noqa: NPY002
+
+    def draw(self) -> list[float]:
+        """Draw from every generator that a user may draw from."""
+        return [random.random(), np.random.random()]  # noqa: NPY002
+
+
+class Torch(Framework):
+    name, tiny = "torch", 2.0**-149
+
+    def __init__(self) -> None:
+        super().__init__()
+        import torch
+
+        self.framework = torch
+        torch.set_num_threads(1)
+
+    def tensor(self, values: Any) -> Any:
+        return self.framework.from_numpy(np.array(values))
+
+    def array(self, tensor: Any) -> np.ndarray:
+        return np.array(tensor.detach().numpy())
+
+    def ruin(self, tensor: Any) -> None:
+        tensor.fill_(77)
+
+    def seed(self) -> None:
+        super().seed()
+        self.framework.manual_seed(3)
+
+    def draw(self) -> list[float]:
+        return [*super().draw(), float(self.framework.rand(()))]
+
+
+class TensorFlow(Framework):
+    name, tiny = "tensorflow", 2.0**-126
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tensorflow
+
+        self.framework = tensorflow
+
+    def tensor(self, values: Any) -> Any:
+        return self.framework.constant(np.array(values))
+
+    def array(self, tensor: Any) -> np.ndarray:
+        return np.array(tensor.numpy())
+
+    def seed(self) -> None:
+        super().seed()
+        self.framework.random.set_seed(3)
+        self.framework.random.get_global_generator().reset_from_seed(3)
+
+    def draw(self) -> list[float]:
+        tf = self.framework
+        own = tf.random.get_global_generator().uniform(())
+        return [*super().draw(), float(tf.random.uniform(())), float(own)]
+
+
+@functools.lru_cache(maxsize=None)
+def load(name: str) -> Framework:
+    """Return a framework by name."""
+    return {"torch": Torch, "tensorflow": TensorFlow}[name]()

@@ -1,0 +1,163 @@
+"""What the conformance suite runs over: settings, sizes and values. A new codec is one row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable
+
+import numpy as np
+
+from horovod_gradcomp.codecs import REGISTRY
+from horovod_gradcomp.core.codec import Call, Codec
+from horovod_gradcomp.core.random import fold
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "none": [{}],
+    "fp16": [{}],
+    "linear": [
+        {},
+        {"bits": 2},
+        {"bits": 3},
+        {"bits": 4},
+        {"bits": 5, "block": 24},
+        {"bits": 6, "block": 8},
+        {"bits": 7, "block": 65_536},
+        {"rounding": "stochastic"},
+        {"bits": 2, "block": 64, "rounding": "stochastic"},
+    ],
+    "topk": [
+        {},
+        {"ratio": 1e-4},
+        {"ratio": 0.1},
+        {"ratio": 0.5},
+        {"ratio": 1.0},
+        {"select": "exact"},
+        {"values": "float16"},
+        {"ratio": 0.1, "values": "float16", "select": "exact"},
+    ],
+    "randomk": [
+        {},
+        {"ratio": 0.3},
+        {"ratio": 1.0},
+        {"ratio": 0.05, "block": 4},
+        {"ratio": 0.5, "block": 1000},
+        {"ratio": 0.1, "rescale": "yes"},
+        {"ratio": 0.1, "rescale": "no"},
+    ],
+}
+"""By registry name: settings, the default first."""
+
+Shapes = "tuple[tuple[int, ...], ...]"
+
+
+def whole(n: int) -> Shapes:
+    """Return the shapes of one tensor of ``n`` elements."""
+    return ((n,),)
+
+
+def split(n: int) -> Shapes:
+    """Return the shapes of three tensors of ``n`` elements in all, one of them a scalar."""
+    first = n // 3
+    return ((first,), (), (n - first - 1, 1))
+
+
+SHAPES: tuple[Shapes, ...] = (
+    *map(whole, (1, 7, 8, 9, 1001, 1024, 1025, 4097, 65_537, 70_003)),
+    *map(split, (9, 1024, 4097, 70_003)),
+)
+"""Of the tensors that make up the flat input; their sum of elements is its size."""
+
+FEW_SHAPES: tuple[Shapes, ...] = (whole(1), whole(9), split(4097), whole(70_003))
+"""For what is slow."""
+
+
+def numel(shapes: Shapes) -> int:
+    """Return the elements of all tensors."""
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def forms() -> dict[str, Codec]:
+    """Return every codec of the table, with and without a memory where it matters, by a label."""
+    out: dict[str, Codec] = {}
+    for name, rows in SETTINGS.items():
+        for row in rows:
+            label = f"{name}({','.join(f'{k}={v}' for k, v in row.items())})"
+            codec = REGISTRY[name](**row)
+            kept, bare = codec.with_memory(True), codec.with_memory(False)
+            if kept == bare:
+                out[label] = kept
+            else:
+                out[f"{label}+memory"], out[f"{label}+bare"] = kept, bare
+    return out
+
+
+FORMS = forms()
+
+
+def call(shapes: Shapes, *, size: int = 3, step: int = 5, name: str = "layer.weight") -> Call:
+    """Return the call that a codec sees at a step."""
+    return Call(size=size, shapes=shapes, key=fold(0, name, step))
+
+
+def rng(n: int) -> np.random.Generator:
+    """Return the generator of the test data of ``n`` elements."""
+    return np.random.default_rng(n)
+
+
+def _gaussian(n: int) -> np.ndarray:
+    return rng(n).standard_normal(n)
+
+
+def _heavy(n: int) -> np.ndarray:
+    return rng(n).standard_t(1.5, n) * 1e-3
+
+
+def _spike(n: int) -> np.ndarray:
+    x = rng(n).standard_normal(n) * 1e-6
+    x[n // 2] = -1e6
+    return x
+
+
+def _sparse(n: int) -> np.ndarray:
+    x = rng(n).standard_normal(n)
+    x[rng(n).permutation(n)[: n // 3]] = 0.0
+    return x
+
+
+def _subnormal(n: int) -> np.ndarray:
+    return rng(n).integers(-9000, 9000, n) * 2.0**-149
+
+
+def _largest(n: int) -> np.ndarray:
+    x = rng(n).uniform(-3e38, 3e38, n)
+    x[0], x[-1] = -3.4e38, 3.4e38
+    return x
+
+
+def _ties(n: int) -> np.ndarray:
+    return rng(n).choice([-2.0, -1.0, -0.25, 0.0, 0.25, 1.0, 2.0], n)
+
+
+VALUES: dict[str, Callable[[int], np.ndarray]] = {
+    "gaussian": _gaussian,
+    "heavy": _heavy,
+    "zeros": np.zeros,
+    "minus_zeros": lambda n: np.full(n, -0.0),
+    "positive": lambda n: np.full(n, 0.3),
+    "negative": lambda n: np.full(n, -7e-5),
+    "spike": _spike,
+    "third_zeros": _sparse,
+    "subnormal": _subnormal,
+    "tiny": lambda n: _gaussian(n) * 1e-30,
+    "tiny_and_large": lambda n: np.where(np.arange(n) % 2, 1e-38, 1.0) * _gaussian(n),
+    "huge": lambda n: _gaussian(n) * 1e30,
+    "largest": _largest,
+    "ties": _ties,
+    "ramp": lambda n: np.arange(n) - n / 3,
+}
+"""By name: what makes ``n`` finite values."""
+
+
+def values(name: str, n: int) -> np.ndarray:
+    """Return ``n`` values of a kind as float32."""
+    return VALUES[name](n).astype(np.float32)
