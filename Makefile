@@ -28,29 +28,33 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install $(PIP_ARGS) 
 ACTIVE := export PATH="$(BIN):$$PATH" TF_CPP_MIN_LOG_LEVEL=3
 SAY := printf '%s\n'
 
+define HELP_TEXT
+make demo    train a small model with and without compression on this machine
+make test    run the tests
+make lint    check format, style, types and shell scripts
+make env     only prepare: system packages, .venv, frameworks, Horovod, this package
+make clean   remove .venv and what the tools leave (kept Horovod wheels stay)
+
+Each of demo, test and lint prepares first. The first time takes about 15 minutes,
+most of it Horovod's build, afterwards seconds.
+
+Settings: make TARGET NAME=VALUE
+  PIP_ARGS     arguments of pip install. PyPI's torch for Linux brings several GB of
+               CUDA; for the CPU build name PyTorch's index of CPU wheels here
+               (--extra-index-url URL) or in pip's own configuration, which
+               Horovod's build heeds too
+  TORCH        what to install as torch (default: torch), e.g. the path of a wheel
+  TENSORFLOW   what to install as TensorFlow (default: tensorflow-cpu)
+  CONSTRAINTS  the versions (default: docker/constraints.txt)
+  HOROVOD_ARGS arguments of docker/install_horovod.sh, e.g. '--with-mpi no'
+  PYTHON       default: python3.11, else python3
+  VENV         default: .venv
+  PYTEST_ARGS  e.g. '-k topk'
+endef
+
+help: export HELP_TEXT := $(HELP_TEXT)
 help:
-	cat <<'TEXT'
-	make demo    train a small model with and without compression on this machine
-	make test    run the tests
-	make lint    check format, style, types and shell scripts
-	make env     only prepare: system packages, .venv, frameworks, Horovod, this package
-	make clean   remove .venv and what the tools leave (kept Horovod wheels stay)
-
-	Each of demo, test and lint prepares first. The first time takes about 15 minutes,
-	most of it Horovod's build, afterwards seconds.
-
-	Settings: make TARGET NAME=VALUE
-	  PIP_ARGS     arguments of pip install. PyPI's torch for Linux brings several GB of
-	               CUDA; for the CPU build name PyTorch's index of CPU wheels here
-	               (--extra-index-url URL) or in pip's own configuration
-	  TORCH        what to install as torch (default: torch), e.g. the path of a wheel
-	  TENSORFLOW   what to install as TensorFlow (default: tensorflow-cpu)
-	  CONSTRAINTS  the versions (default: docker/constraints.txt)
-	  HOROVOD_ARGS arguments of docker/install_horovod.sh, e.g. '--with-mpi no'
-	  PYTHON       default: python3.11, else python3
-	  VENV         default: .venv
-	  PYTEST_ARGS  e.g. '-k topk'
-	TEXT
+	printf '%s\n' "$$HELP_TEXT"
 
 env: $(MADE)/project
 

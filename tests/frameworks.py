@@ -44,11 +44,11 @@ class Framework:
     def seed(self) -> None:
         """Seed every generator that a user may have seeded."""
         random.seed(3)
-        np.random.seed(3)  # noqa: NPY002
+        np.random.seed(3)
 
     def draw(self) -> list[float]:
         """Draw from every generator that a user may draw from."""
-        return [random.random(), np.random.random()]  # noqa: NPY002
+        return [random.random(), np.random.random()]
 
 
 class Torch(Framework):
@@ -104,7 +104,7 @@ class TensorFlow(Framework):
         return [*super().draw(), float(tf.random.uniform(())), float(own)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load(name: str) -> Framework:
     """Return a framework by name."""
     return {"torch": Torch, "tensorflow": TensorFlow}[name]()

@@ -67,8 +67,14 @@ SHAPES: tuple[Shapes, ...] = (
 )
 """Of the tensors that make up the flat input; their sum of elements is its size."""
 
-FEW_SHAPES: tuple[Shapes, ...] = (whole(1), whole(9), split(4097), whole(70_003))
-"""For what is slow."""
+FEW_SHAPES: tuple[Shapes, ...] = (whole(9), split(4097), whole(70_003))
+"""For a framework whose single operations cost much; the comparison of both covers the rest."""
+
+COMPARED: tuple[Shapes, ...] = (
+    *map(whole, (1, 8, 1001, 1025, 65_537)),
+    *map(split, (1024, 70_003)),
+)
+"""On which the frameworks are compared."""
 
 
 def numel(shapes: Shapes) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import torch
+
 from horovod_gradcomp.core import random
 from horovod_gradcomp.core.payload import Layout, Section
 from horovod_gradcomp.ops import Ops

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.codec import Bias, Call, Codec, Combine, Encoded, Tensor
+from ..core.codec import Bias, Call, Codec, Combine, Encoded, Tensor, is_one
 
 
 @dataclass(frozen=True)
@@ -49,4 +49,4 @@ class NoneCodec(Codec):
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         (payload,) = payloads
-        return xp.scale_(xp.copy(payload), scale)
+        return xp.copy(payload) if is_one(scale) else xp.scaled(payload, scale)

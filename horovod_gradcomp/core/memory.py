@@ -37,7 +37,7 @@ class Memory(ABC):
     def update(self, state: tuple[Tensor, ...], error: Tensor | None) -> tuple[Tensor, ...]:
         """Return the state after this step, from the error that the codec left."""
 
-    def check(self, codec: Codec) -> None:
+    def check(self, codec: Codec) -> None:  # noqa: B027 - most memories suit every codec
         """Raise :class:`SettingsError` if this memory is no use with a codec."""
 
     @property

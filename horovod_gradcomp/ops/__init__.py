@@ -16,7 +16,7 @@ Tensor = Any
 class Ops(Protocol):
     """What a codec may ask for; all tensors live on the device of the first argument."""
 
-    # Shapes and types -----------------------------------------------------------------------
+    # Shapes and types -------------------------------------------------------------------------
     def numel(self, x: Tensor) -> int:
         """Return the number of elements, statically known."""
 
@@ -33,7 +33,7 @@ class Ops(Protocol):
         """Return a flat float32 tensor to be filled."""
 
     def as_int32(self, word: Any, like: Tensor) -> Tensor:
-        """Return a whole number in ``[0, 2**32)``, or an int64 scalar tensor, as an int32 scalar."""
+        """Return a number in ``[0, 2**32)``, or an int64 scalar tensor, as an int32 scalar."""
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """Convert; whole numbers wrap, floats round half to even."""
@@ -50,7 +50,7 @@ class Ops(Protocol):
     def pad_columns(self, x: Tensor, width: int) -> Tensor:
         """Append columns of zeros to ``(rows, w)`` until it is ``(rows, width)``."""
 
-    # Arithmetic that rounds alike in every framework -------------------------------------------
+    # Arithmetic that rounds alike in every framework ------------------------------------------
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """Return ``a + b``."""
 
@@ -120,7 +120,7 @@ class Ops(Protocol):
     def badness(self, x: Tensor) -> Tensor:
         """Return a float32 scalar: 0 if all of ``x`` is finite, NaN otherwise."""
 
-    # Bits ----------------------------------------------------------------------------------------
+    # Bits -------------------------------------------------------------------------------------
     def bit_and(self, a: Tensor, b: Tensor | int) -> Tensor:
         """Bitwise and."""
 
@@ -142,7 +142,7 @@ class Ops(Protocol):
     def flush(self, x: Tensor, floor: float) -> Tensor:
         """Return ``x`` with every ``|x| < floor`` replaced by zero, decided on the bits."""
 
-    # Selection -------------------------------------------------------------------------------------
+    # Selection --------------------------------------------------------------------------------
     def strided(self, x: Tensor, stride: int) -> Tensor:
         """Return every ``stride``-th element, from the first."""
 
@@ -194,7 +194,7 @@ class Ops(Protocol):
     def repeat_each(self, x: Tensor, times: int) -> Tensor:
         """Return each element of a flat tensor ``times`` times in a row."""
 
-    # Blocks and payloads -----------------------------------------------------------------------------
+    # Blocks and payloads ----------------------------------------------------------------------
     def map_rows(
         self,
         fn: Callable[..., tuple[Tensor, ...]],

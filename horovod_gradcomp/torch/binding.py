@@ -76,12 +76,12 @@ class Binding:
         self._ranks: tuple[int, ...] = ()
         self._rows: Any = None
 
-    # Identity ------------------------------------------------------------------------------------
+    # Identity ---------------------------------------------------------------------------------
     def index_of(self, tensor: Tensor) -> int | None:
         """Return which parameter's gradient ``tensor`` is, or None."""
         if not self.params:
             return None
-        guess = self._follows[self._last]
+        guess: int = self._follows[self._last]
         if self.params[guess].grad is not tensor:
             grads = {id(p.grad): i for i, p in enumerate(self.params) if p.grad is not None}
             found = grads.get(id(tensor))
@@ -96,7 +96,7 @@ class Binding:
         """Return the position of a bound parameter, or None."""
         return self._ids.get(id(p))
 
-    # The slot ------------------------------------------------------------------------------------
+    # The slot ---------------------------------------------------------------------------------
     def compress(self, index: int, tensor: Tensor) -> tuple[Tensor, Ticket]:
         """Take in a gradient; see :meth:`Compressor.compress`."""
         if self._arrived[index] or not self._sending:
@@ -125,7 +125,7 @@ class Binding:
         if ticket.step != self.step:
             raise BindingError(
                 explain(
-                    got=f"a gradient of '{self.names[ticket.parameter]}' from a step that was given up",
+                    got=f"a gradient of '{self.names[ticket.parameter]}' from an aborted step",
                     expected="every decompress before the next step's compress",
                 )
             )
@@ -151,7 +151,7 @@ class Binding:
             self._end()
         return out
 
-    # Inside a step -------------------------------------------------------------------------------
+    # Inside a step ----------------------------------------------------------------------------
     def _bypass(self, tensor: Tensor) -> Tensor:
         stats = self.stats.bypassed
         payload = tensor
@@ -213,8 +213,8 @@ class Binding:
         if self._rows is None:  # one matrix a step: Horovod reduces each row in place
             row = torch.tensor([Carrier.row(hvd.rank())], dtype=torch.float32)
             self._rows = iter(row.repeat(len(self.params), 1).unbind(0))
-        row: Tensor = next(self._rows)
-        return row
+        mine: Tensor = next(self._rows)
+        return mine
 
     def _refresh_ranks(self) -> None:
         """Ask anew each step: elastic training changes the ranks between steps."""
@@ -237,7 +237,7 @@ class Binding:
                 )
             )
 
-    # Layout --------------------------------------------------------------------------------------
+    # Layout -----------------------------------------------------------------------------------
     def _plan(self) -> list[Unit]:
         if self.settings.codec.identity:
             self.stats.bypassed.numel += sum(p.numel() for p in self.params)

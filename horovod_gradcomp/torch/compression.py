@@ -50,7 +50,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._pending: list[Mapping[str, Any]] = []
         self._warned = False
 
-    # The slot ------------------------------------------------------------------------------------
+    # The slot ---------------------------------------------------------------------------------
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Return what Horovod is to reduce in place of a gradient.
 
@@ -90,7 +90,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             )
         return ctx.binding.decompress(tensor, ctx)
 
-    # Binding -------------------------------------------------------------------------------------
+    # Binding ----------------------------------------------------------------------------------
     def bind(
         self,
         named_parameters: Iterable[tuple[str, Tensor]],
@@ -197,7 +197,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             return tensor.float(), tensor.dtype
         return tensor, None
 
-    # State and numbers -----------------------------------------------------------------------------
+    # State and numbers ------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's memory and step, for ``torch.save``; every rank saves its own.
 

@@ -50,10 +50,7 @@ def check(settings: Settings, saved: Mapping[str, Any]) -> Sequence[Mapping[str,
 
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
-    parts = {
-        slot: {name: part for name, part in _parts(binding, i)}
-        for i, slot in enumerate(binding.settings.memory.slots)
-    }
+    parts = {slot: dict(_parts(binding, i)) for i, slot in enumerate(binding.settings.memory.slots)}
     faults = []
     for slot, here in parts.items():
         there = entry["memory"].get(slot, {})

@@ -7,6 +7,7 @@ whole step is committed.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import horovod.torch as hvd
@@ -47,7 +48,7 @@ class Unit:
             for _ in settings.memory.slots
         )
 
-    # One step ------------------------------------------------------------------------------------
+    # One step ---------------------------------------------------------------------------------
     @property
     def idle(self) -> bool:
         """Whether no member has arrived in this step."""
@@ -178,16 +179,15 @@ class Unit:
         self._end(self._input)
 
     def abandon(self) -> None:
-        """Drop a step that was never decompressed, waiting out the own collective if there is one."""
+        """Drop a step that was never decompressed, once the own collective is over."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
-            try:
+            # If Horovod is going down or starting anew: nothing of this step counts anyway.
+            with contextlib.suppress(HorovodInternalError):
                 hvd.synchronize(handle)
-            except HorovodInternalError:
-                pass  # Horovod is going down or starting anew; nothing of this step counts.
         self.drop()
 
-    # Inside --------------------------------------------------------------------------------------
+    # Inside -----------------------------------------------------------------------------------
     def _finish(self, reply: exchange.Reply) -> None:
         assert self._exchange is not None
         try:

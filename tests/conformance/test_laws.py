@@ -1,0 +1,137 @@
+"""Every law, for every registered codec, in both frameworks."""
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import horovod_gradcomp.codecs as codecs
+from horovod_gradcomp.core.codec import Bias, Codec, Combine
+from horovod_gradcomp.core.settings import Options, assemble
+from tests import checks, frameworks, table
+
+FORMS = pytest.mark.parametrize("label", table.FORMS)
+# One operation of eager TensorFlow costs as much as a thousand elements.
+SHAPES = {"torch": table.SHAPES, "tensorflow": table.FEW_SHAPES}
+
+
+def make(fw, label, shapes, kind):
+    values = table.values(kind, table.numel(shapes))
+    return checks.Case(fw, table.FORMS[label], values, table.call(shapes))
+
+
+@FORMS
+@pytest.mark.parametrize("kind", table.VALUES)
+def test_laws(fw, kind, label):
+    for shapes in SHAPES[fw.name]:
+        checks.obey(checks.LAWS, make(fw, label, shapes, kind))
+
+
+@FORMS
+def test_laws_that_do_not_depend_on_values(fw, label):
+    for shapes in SHAPES[fw.name]:
+        checks.obey(checks.SHAPE_LAWS, make(fw, label, shapes, "gaussian"))
+
+
+@pytest.mark.parametrize(
+    "label", [label for label, codec in table.FORMS.items() if codec.bias is Bias.UNBIASED]
+)
+@pytest.mark.parametrize("kind", ["gaussian", "heavy", "positive"])
+def test_unbiased(label, kind):
+    # One framework is enough: payloads agree.
+    case = make(frameworks.load("torch"), label, table.split(1001), kind)
+    checks.mean_is_unbiased(case)
+
+
+@FORMS
+@pytest.mark.parametrize("kind", table.VALUES)
+def test_frameworks_agree(label, kind):
+    for shapes in table.COMPARED:
+        checks.frameworks_agree(
+            [make(frameworks.load(name), label, shapes, kind) for name in frameworks.NAMES]
+        )
+
+
+@FORMS
+def test_a_graph_agrees_with_eager(label):
+    fw = frameworks.load("tensorflow")
+    shapes = table.split(70_003)
+    case = make(fw, label, shapes, "gaussian")
+    spec = fw.framework.TensorSpec(case.x.shape, fw.framework.float32)
+
+    @fw.framework.function(input_signature=[spec], autograph=True)
+    def traced(x):
+        payload, error = case.codec.encode(fw.xp, x, case.call, want_error=True)
+        return payload, error, case.decode([payload])
+
+    for kind in table.VALUES:
+        case = make(fw, label, shapes, kind)
+        for what, got in zip(("payload", "error", "decoded"), traced(fw.tensor(case.x))):
+            want = getattr(case.once, what)
+            assert got.shape == want.shape  # known while tracing, too
+            checks.same_bits(fw.array(want), fw.array(got), f"{kind}: {what}", signed=False)
+
+
+def test_every_codec_has_a_row():
+    assert list(table.SETTINGS) == list(codecs.REGISTRY)
+    for name, rows in table.SETTINGS.items():
+        assert rows[0] == {}, f"{name}: the default comes first"
+
+
+def test_every_setting_is_in_the_table():
+    for name, rows in table.SETTINGS.items():
+        settings = set(inspect.signature(codecs.REGISTRY[name]).parameters)
+        assert settings == set().union(*rows), name
+
+
+def test_every_file_is_registered():
+    files = {p.stem for p in Path(codecs.__file__).parent.glob("*.py")} - {"__init__"}
+    registered = {cls.__module__.rpartition(".")[2] for cls in codecs.REGISTRY.values()}
+    assert files == registered
+    for stem in files:
+        module = importlib.import_module(f"horovod_gradcomp.codecs.{stem}")
+        own = [
+            cls
+            for cls in vars(module).values()
+            if inspect.isclass(cls) and issubclass(cls, Codec) and cls.__module__ == module.__name__
+        ]
+        assert set(own) <= set(codecs.REGISTRY.values()), stem
+
+
+@FORMS
+def test_declarations(label):
+    codec = table.FORMS[label]
+    assert isinstance(codec.combine, Combine)
+    assert isinstance(codec.bias, Bias)
+    assert codec.default_memory in ("none", "residual")
+    assert hash(codec) == hash(type(codec)(**vars(codec)))
+    sizes = [codec.wire_bytes(n) for n in range(1, 3000)]
+    assert sizes == sorted(sizes), "more elements, fewer bytes"
+    assert codec.wire_bytes(3, 4) == codec.wire_bytes(*[3, 4])
+
+
+@pytest.mark.parametrize("name", codecs.REGISTRY)
+def test_defaults_fit_together(name):
+    for row in table.SETTINGS[name]:
+        settings = assemble(codecs.REGISTRY[name](**row), Options())
+        if settings.memory.wants_error:
+            assert settings.codec.bias is not Bias.UNBIASED
+
+
+@pytest.mark.parametrize("name", codecs.REGISTRY)
+def test_docstring_says_what_the_wire_holds(name):
+    text = inspect.getdoc(codecs.REGISTRY[name])
+    for part in ("=====", "bytes", "Combine:", "Bias:", "Example:", ">>> build("):
+        assert part in text, part
+    for field in inspect.signature(codecs.REGISTRY[name]).parameters:
+        assert f"{field}: " in text, field
+
+
+def test_docstring_examples():
+    import doctest
+
+    for cls in codecs.REGISTRY.values():
+        result = doctest.testmod(importlib.import_module(cls.__module__))
+        assert result.attempted, cls
+        assert not result.failed, cls
