@@ -24,7 +24,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 ROWS = ["dense", "fp16", "topk:ratio=0.01", "linear:bits=4", "randomk:ratio=0.05"]
-EPOCH = re.compile(r"(?P<name>\S+): epoch (?P<done>\d+)/(?P<of>\d+)")
+EPOCH = re.compile(r"(?:^|>:)(?P<name>[^\s<>]+): epoch (?P<done>\d+)/(?P<of>\d+)")
 
 
 def run(command: list[str], names: list[str], console: Console) -> None:
@@ -66,10 +66,10 @@ def run(command: list[str], names: list[str], console: Console) -> None:
 def table(rows: list[dict[str, object]], title: str) -> Table:
     out = Table(title=title)
     for i, head in enumerate(
-        ("compression", "test accuracy %", "seconds", "step ms", "MB sent / step", "ratio")
+        ("compression", "accuracy %", "seconds", "step ms", "MB / step", "ratio")
     ):
-        out.add_column(head, justify="right" if i else "left")
-    out.add_column("weights equal on all ranks", justify="center")
+        out.add_column(head, justify="right" if i else "left", no_wrap=True)
+    out.add_column("weights equal\non all ranks", justify="center")
     for row in rows:
         *values, equal = row.values()
         out.add_row(*map(str, values), "yes" if equal else "NO")
@@ -81,6 +81,7 @@ def main(
     np: int = typer.Option(2, help="Number of ranks on this machine."),
     compression: list[str] = typer.Option(ROWS, help="'dense', or a codec's string."),
     epochs: int = typer.Option(None, help="Passes over the training images."),
+    momentum: float = typer.Option(None, help="Of SGD."),
     json_file: Path = typer.Option(None, "--json", help="Write the rows to this file."),
 ) -> None:
     horovodrun = Path(sys.executable).with_name("horovodrun")
@@ -92,10 +93,11 @@ def main(
         command = [str(horovodrun), "--gloo", "-np", str(np), "-H", f"localhost:{np}"]
         command += [sys.executable, str(script), "--json", str(result)]
         command += [part for name in compression for part in ("--compression", name)]
-        command += ["--epochs", str(epochs)] if epochs else []
+        command += ["--epochs", str(epochs)] if epochs is not None else []
+        command += ["--momentum", str(momentum)] if momentum is not None else []
         run(command, compression, console)
         rows = json.loads(result.read_text())
-    console.print(table(rows, f"{script.stem}, {np} ranks, real MNIST digits"))
+    console.print(table(rows, f"{script.stem}, {np} ranks: accuracy on held-out digits, MB sent by a rank"))
     if json_file:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
     if not all(row["weights_equal"] for row in rows):

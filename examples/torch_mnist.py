@@ -53,7 +53,9 @@ def weights_equal(model: nn.Module) -> bool:
     return len(set(hvd.allgather_object(hashlib.sha256(state).hexdigest()))) == 1
 
 
-def train(name: str, epochs: int, batch: int, lr: float, seed: int) -> dict[str, object]:
+def train(
+    name: str, epochs: int, batch: int, lr: float, momentum: float, seed: int
+) -> dict[str, object]:
     """Train once and return one row of the table."""
     torch.manual_seed(seed)
     train_set, test_set = digits()
@@ -62,7 +64,7 @@ def train(name: str, epochs: int, batch: int, lr: float, seed: int) -> dict[str,
     tests = DataLoader(test_set, 500, sampler=DistributedSampler(test_set, hvd.size(), hvd.rank()))
 
     model = convolutional_net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr * hvd.size(), momentum=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr * hvd.size(), momentum=momentum)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
 
@@ -111,12 +113,13 @@ def main(
     epochs: int = typer.Option(12, help="Passes over the training images."),
     batch: int = typer.Option(32, help="Images a rank and step."),
     lr: float = typer.Option(0.05, help="Learning rate for one rank; scaled by the world size."),
+    momentum: float = typer.Option(0.5, help="Of SGD, as in Horovod's own MNIST example."),
     seed: int = typer.Option(1, help="Of weights and order of images."),
     json_file: Path = typer.Option(None, "--json", help="Write the rows to this file."),
 ) -> None:
     hvd.init()
     torch.set_num_threads(1)  # ranks share the machine's cores
-    rows = [train(name, epochs, batch, lr, seed) for name in compression]
+    rows = [train(name, epochs, batch, lr, momentum, seed) for name in compression]
     if hvd.rank() == 0:
         for row in rows:
             print(row, flush=True)

@@ -254,10 +254,15 @@ def mean_is_unbiased(case: Case, *, keys: int = 300) -> None:
     wrong = np.abs(seen.mean(axis=0) - views @ x)
     rounding = EPS * np.abs(views) @ np.abs(x)
     assert (wrong <= 5 * sigma + rounding).all(), (wrong, sigma)
-    # Element by element: the squared error of the mean is what its variance explains.
-    explained = draws.var(axis=0, ddof=1).sum() / keys
-    spread = ((draws.mean(axis=0) - x) ** 2).sum()
-    assert spread <= 1.5 * explained + (EPS * np.abs(x)).sum() ** 2, (spread, explained)
+    # Element by element: the squared error of the mean is what the variance explains. Elements
+    # that are drawn together count as one.
+    centred = draws - draws.mean(axis=0)
+    gram = centred @ centred.T / (keys - 1)
+    variance, spread = np.trace(gram), ((draws.mean(axis=0) - x) ** 2).sum()
+    independent = variance**2 / max((gram**2).sum(), 1e-300)
+    most = 1 + 5 * math.sqrt(2 / max(independent, 1)) + 12 / max(independent, 1)
+    allowed = most * variance / keys + (EPS * np.abs(x)).sum() ** 2
+    assert spread <= allowed, (spread, allowed, independent)
 
 
 def frameworks_agree(cases: Iterable[Case]) -> None:
