@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -64,12 +65,12 @@ def run(command: list[str], names: list[str], console: Console) -> None:
 
 
 def table(rows: list[dict[str, object]], title: str) -> Table:
-    out = Table(title=title)
+    out = Table(title=title, box=SIMPLE_HEAD)
     for i, head in enumerate(
-        ("compression", "accuracy %", "seconds", "step ms", "MB / step", "ratio")
+        ("compression", "accuracy\n%", "seconds", "step\nms", "MB per\nstep", "ratio")
     ):
         out.add_column(head, justify="right" if i else "left", no_wrap=True)
-    out.add_column("weights equal\non all ranks", justify="center")
+    out.add_column("weights\nequal", justify="center", no_wrap=True)
     for row in rows:
         *values, equal = row.values()
         out.add_row(*map(str, values), "yes" if equal else "NO")
@@ -97,7 +98,9 @@ def main(
         command += ["--momentum", str(momentum)] if momentum is not None else []
         run(command, compression, console)
         rows = json.loads(result.read_text())
-    console.print(table(rows, f"{script.stem}, {np} ranks: accuracy on held-out digits, MB sent by a rank"))
+    console.print(
+        table(rows, f"{script.stem}, {np} ranks: accuracy on held-out digits, MB sent by a rank")
+    )
     if json_file:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
     if not all(row["weights_equal"] for row in rows):
