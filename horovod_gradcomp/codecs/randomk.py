@@ -20,6 +20,7 @@ from ..core.codec import (
     is_one,
 )
 
+_SMALLEST = 2.0**-126  # frameworks treat products of subnormals differently
 _LARGEST = 3.4028234663852886e38  # a drawn value times its factor may go beyond float32
 
 
@@ -98,7 +99,8 @@ class RandomK(Codec):
             values = xp.where(inside, values, 0.0)
         payload = values
         if sizes is not None:
-            payload = xp.clamp_(xp.mul_(xp.copy(values), sizes), -_LARGEST, _LARGEST)
+            payload = xp.mul_(xp.flush(values, _SMALLEST), sizes)
+            payload = xp.clamp_(payload, -_LARGEST, _LARGEST)
         if not want_error:
             return Encoded(payload, None)
         return Encoded(payload, xp.add_at_(x, where, xp.sub(xp.zeros_like(payload), payload)))

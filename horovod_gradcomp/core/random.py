@@ -27,8 +27,17 @@ def fold(seed: int, name: str, step: Any) -> tuple[Any, Any]:
     Returns:
         Two whole numbers in ``[0, 2**32)``, or two int64 scalar tensors.
     """
+    return advance(*origin(seed, name), step)
+
+
+def origin(seed: int, name: str) -> tuple[int, int]:
+    """Return two 32-bit words that stand for (seed, name)."""
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
-    low, high = int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+    return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
+
+
+def advance(low: Any, high: Any, step: Any) -> tuple[Any, Any]:
+    """Return the words of :func:`fold` from those of :func:`origin`."""
     first = _mix_word(_xor(step % 2**32, low))
     second = _mix_word(_xor((first + _GOLDEN) % 2**32, high))
     return first, second

@@ -12,7 +12,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from ..core import exchange, random
+from ..core import exchange
 from ..core.codec import Call, Combine
 from ..core.errors import explain
 from ..core.exchange import Carrier
@@ -20,6 +20,7 @@ from ..core.payload import FLAG_BYTES
 from ..core.settings import Settings
 from ..ops import tensorflow as xp
 from .steps import Step
+from .traced import TracedCodec, fold, judge
 
 Tensor = Any
 
@@ -73,13 +74,13 @@ class Unit(tf.Module):  # type: ignore[misc]
         state = tuple(getattr(self, slot).read_value() for slot in settings.memory.slots)
         running = exchange.start(
             xp,
-            settings.codec,
+            TracedCodec(settings.codec),
             # The gradient's own shape may be unknown, the variable's is not.
             settings.memory.compensate(xp, tf.reshape(tensor, [self.numel]), state, None),
             Call(
                 size=process_set.size(),
                 shapes=(tuple(self._shape.as_list()),),
-                key=random.fold(settings.options.seed, self.key, self.step.read_value()),
+                key=fold(settings.options.seed, self.key, self.step.read_value()),
             ),
             want_error=settings.memory.wants_error,
             name=self.key,
@@ -115,8 +116,7 @@ class Unit(tf.Module):  # type: ignore[misc]
 
     def _collect(self, reduced: Tensor, ticket: Ticket, carrier: Carrier) -> exchange.Reply:
         size = len(carrier.ranks)
-        values = tf.unstack(tf.cast(tf.reshape(reduced, [Carrier.WIDTH]), tf.float64))
-        factor, good = carrier.judge(values, _choose)
+        scale, good = judge(carrier, tf.ensure_shape(reduced, [Carrier.WIDTH]))
         text = carrier.complaint("the values at the end of this message", 1.0, self.key)
         with tf.control_dependencies(_require(good, text, reduced)):
             gathered = tf.identity(ticket.gathered)
@@ -130,8 +130,7 @@ class Unit(tf.Module):  # type: ignore[misc]
         length = tf.size(gathered)
         with tf.control_dependencies(_require(tf.equal(length, size * expected), text, length)):
             payloads = tf.unstack(tf.reshape(gathered, [size, expected]))
-        scale = _choose(tf.equal(factor, float(size)), 1.0, factor / size)
-        return exchange.Reply(payloads, scale=tf.cast(scale, tf.float32))
+        return exchange.Reply(payloads, scale=scale)
 
     def _commit(self, ticket: Ticket, error: Tensor | None) -> None:
         slots = self._settings.memory.slots
@@ -143,10 +142,6 @@ class Unit(tf.Module):  # type: ignore[misc]
             return tf.constant(True)
 
         tf.cond(tf.equal(ticket.agreed, 0.0), keep, lambda: tf.constant(False))
-
-
-def _choose(condition: Tensor, a: Any, b: Any) -> Tensor:
-    return tf.where(condition, tf.cast(a, tf.float64), tf.cast(b, tf.float64))
 
 
 def _require(condition: Tensor, text: str, got: Tensor) -> list[Any]:

@@ -1,0 +1,1 @@
+"""The ``gradcomp`` command. Needs the extra ``cli`` (typer and rich)."""

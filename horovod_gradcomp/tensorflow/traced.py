@@ -1,0 +1,102 @@
+"""Codecs as functions that are traced once, however many variables and compressors share them.
+
+A codec is hundreds of operations, and Horovod traces every variable anew. What is the same for
+variables of one shape is therefore a function of its own, which the trace of a variable only calls.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Sequence
+
+import tensorflow as tf
+
+from ..core import random
+from ..core.codec import Call, Codec, Encoded, Tensor
+from ..core.exchange import Carrier
+from ..ops import tensorflow as xp
+
+
+class TracedCodec:
+    """Stands in for a codec in :func:`horovod_gradcomp.core.exchange.start`."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self.combine = codec.combine
+        self.wire_bytes = codec.wire_bytes
+
+    def encode(self, _: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
+        """See :meth:`horovod_gradcomp.core.codec.Codec.encode`."""
+        run = _encoder(self._codec, xp.numel(x), _keyless(call), want_error)
+        return Encoded(*run(x, call.key))
+
+    def decode(
+        self, _: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
+    ) -> Tensor:
+        """See :meth:`horovod_gradcomp.core.codec.Codec.decode`."""
+        if not tf.is_tensor(scale):
+            return _decoder(self._codec, numel, _keyless(call), scale)(list(payloads), call.key)
+        run = _decoder(self._codec, numel, _keyless(call), None)
+        return run(list(payloads), call.key, scale)
+
+
+def judge(carrier: Carrier, reduced: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factor on the sum of decoded payloads, and whether the carrier is a right one."""
+    scale, good = _judge(carrier.ranks)(reduced)
+    return scale, good
+
+
+def fold(seed: int, name: str, step: Tensor) -> tuple[Tensor, Tensor]:
+    """See :func:`horovod_gradcomp.core.random.fold`."""
+    low, high = random.origin(seed, name)
+    first, second = _advance()(tf.constant(low, tf.int64), tf.constant(high, tf.int64), step)
+    return first, second
+
+
+# Each takes tensors of one signature only, so that none is ever traced a second time.
+@functools.lru_cache(maxsize=None)
+def _encoder(codec: Codec, numel: int, call: Call, want_error: bool) -> Any:
+    def encode(x: Tensor, key: Any) -> tuple[Any, ...]:
+        return tuple(codec.encode(xp, x, _with_key(call, key), want_error=want_error))
+
+    return tf.function(encode, autograph=False)
+
+
+@functools.lru_cache(maxsize=None)
+def _decoder(codec: Codec, numel: int, call: Call, fixed: float | None) -> Any:
+    def decode(payloads: list[Tensor], key: Any, scale: Any = fixed) -> Tensor:
+        return codec.decode(xp, payloads, numel, _with_key(call, key), scale=scale)
+
+    return tf.function(decode, autograph=False)
+
+
+@functools.lru_cache(maxsize=None)
+def _advance() -> Any:
+    return tf.function(random.advance, autograph=False)
+
+
+@functools.lru_cache(maxsize=None)
+def _judge(ranks: tuple[int, ...]) -> Any:
+    carrier, size = Carrier(ranks), len(ranks)
+
+    def run(reduced: Tensor) -> tuple[Tensor, Tensor]:
+        values = tf.unstack(tf.cast(reduced, tf.float64))
+        factor, good = carrier.judge(values, _choose)
+        # In numbers, so that a mean is scaled by the same float32 as in the torch front end.
+        scale = _choose(tf.equal(factor, float(size)), 1.0, factor / size)
+        return tf.cast(scale, tf.float32), good
+
+    return tf.function(run, autograph=False)
+
+
+def _choose(condition: Tensor, a: Any, b: Any) -> Tensor:
+    return tf.where(condition, tf.cast(a, tf.float64), tf.cast(b, tf.float64))
+
+
+def _keyless(call: Call) -> Call:
+    return dataclasses.replace(call, key=(0, 0))
+
+
+def _with_key(call: Call, key: Any) -> Call:
+    return dataclasses.replace(call, key=(key[0], key[1]))
