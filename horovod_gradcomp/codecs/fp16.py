@@ -52,12 +52,16 @@ class FP16(Codec):
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         up = _headroom(call.size)
-        clipped = xp.clamp_(xp.copy(x), -_LARGEST, _LARGEST)
-        payload = xp.cast(xp.scale_(clipped, 1.0 / up), "float16")
-        if not want_error:
-            return Encoded(payload, None)
-        sent = xp.scale_(xp.cast(payload, "float32"), up)
-        return Encoded(payload, xp.sub_(x, sent))
+
+        def one(_: int, chunk: Tensor) -> tuple[Tensor, ...]:
+            clipped = xp.clamp_(xp.copy(chunk), -_LARGEST, _LARGEST)
+            half = xp.cast(xp.scale_(clipped, 1.0 / up), "float16")
+            if not want_error:
+                return (half,)
+            return half, xp.sub_(chunk, xp.scale_(xp.cast(half, "float32"), up))
+
+        payload, *errors = xp.map_rows(one, [x], [None, x][: 2 if want_error else 1])
+        return Encoded(payload, xp.join_flat(x, errors) if want_error else None)
 
     def decode(
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any

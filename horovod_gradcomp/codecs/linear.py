@@ -89,8 +89,7 @@ class Linear(BlockCodec):
             level = xp.floor_(xp.add_(ratio, xp.reshape(draw, rows.shape)))
         else:
             level = xp.round_(ratio)
-        codes = xp.cast(xp.clamp_(level, 0.0, float(levels)), "uint8")
-        return xp.concat([low, step], axis=1), codes
+        return xp.concat([low, step], axis=1), xp.clamp_(level, 0.0, float(levels))
 
     def dequantize(self, xp: Any, headers: Tensor, codes: Tensor) -> Tensor:
         low, step = headers[:, :1], headers[:, 1:]

@@ -56,12 +56,15 @@ class BlockCodec(Codec):
             start: Position of the first element in the whole input, for random draws.
 
         Returns:
-            Headers ``(r, headers)`` float32 and codes ``(r, width)`` uint8.
+            Headers ``(r, headers)`` float32 and codes ``(r, width)``, uint8 or whole float32.
         """
 
     @abstractmethod
     def dequantize(self, xp: Any, headers: Tensor, codes: Tensor) -> Tensor:
-        """Undo :meth:`quantize` as far as it can be undone; ``(r, width)`` float32."""
+        """Undo :meth:`quantize` as far as it can be undone; ``(r, width)`` float32.
+
+        ``codes`` are uint8, or as :meth:`quantize` returned them; they may be overwritten.
+        """
 
     def wire_bytes(self, *sizes: int) -> int:
         return self._layout(self._parts(sizes)).nbytes
@@ -79,7 +82,8 @@ class BlockCodec(Codec):
             def one(first: int, chunk: Tensor, part: _Part = part) -> tuple[Tensor, ...]:
                 at = part.start + first * part.width
                 header, levels = self.quantize(xp, chunk, call, at)
-                padded = xp.pad_columns(levels, packing.padded_width(part.width))
+                small = xp.cast(levels, "uint8")
+                padded = xp.pad_columns(small, packing.padded_width(part.width))
                 packed = packing.pack(xp, padded, self.code_bits)
                 if not want_error:
                     return header, packed

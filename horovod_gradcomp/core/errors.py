@@ -10,6 +10,10 @@ from __future__ import annotations
 class GradCompError(Exception):
     """Base of everything this package raises on purpose."""
 
+    # TensorFlow re-raises an error from a traced function with more in its message, but only where
+    # it knows the constructor; others become a StagingError.
+    __init__ = Exception.__init__
+
 
 class SettingsError(GradCompError, ValueError):
     """A setting is out of range, misspelt, or does not fit another one."""

@@ -24,14 +24,16 @@ class Options:
         seed: Of the random codecs; equal on all ranks.
         min_numel: Tensors with fewer elements are sent uncompressed.
         skip_1d: Whether biases and other tensors of one dimension are sent uncompressed.
-        bucket_bytes: Most bytes (float32) of parameters that are packed into one message.
+        bucket_bytes: Most bytes (float32) of parameters that are packed into one message. Below
+            32 MiB, from where on the C library returns freed storage to the system at once and
+            every step pays again for fresh pages.
     """
 
     memory: str | Memory | None = None
     seed: int = 0
     min_numel: int = 1024
     skip_1d: bool = True
-    bucket_bytes: int = 32 * 2**20
+    bucket_bytes: int = 25 * 2**20
 
     def __post_init__(self) -> None:
         check_count("compressor", "min_numel", self.min_numel, minimum=0)

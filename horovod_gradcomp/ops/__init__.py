@@ -203,8 +203,8 @@ class Ops(Protocol):
     ) -> tuple[Tensor, ...]:
         """Apply ``fn(first_row, *chunks)`` to chunks of rows that fit the cache.
 
-        Every input is ``(rows, width)``; each result is ``(rows of the chunk, some width)`` and the
-        chunks of each are joined, inside the tensor given in ``into`` where there is one.
+        Every input is ``(rows, ...)``; each result is ``(rows of the chunk, ...)`` and the chunks
+        of each are joined, inside the tensor given in ``into`` where there is one.
         """
 
     def join_flat(self, whole: Tensor, pieces: Sequence[Tensor]) -> Tensor:

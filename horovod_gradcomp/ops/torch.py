@@ -296,7 +296,7 @@ def map_rows(
     into: Sequence[Tensor | None],
 ) -> tuple[Tensor, ...]:
     rows = inputs[0].shape[0]
-    width = max(x.shape[1] for x in [*inputs, *into] if x is not None)
+    width = max(x[:1].numel() for x in [*inputs, *into] if x is not None)
     step = max(1, CPU_CHUNK // max(1, width)) if inputs[0].device.type == "cpu" else max(1, rows)
     outs = list(into)
     for start in range(0, rows, step):
@@ -304,7 +304,7 @@ def map_rows(
         for i, result in enumerate(fn(start, *(x[start:stop] for x in inputs))):
             out = outs[i]
             if out is None:
-                out = outs[i] = result.new_empty((rows, result.shape[1]))
+                out = outs[i] = result.new_empty((rows, *result.shape[1:]))
             piece = out[start:stop]
             if piece.data_ptr() != result.data_ptr():  # else it was worked in place
                 piece.copy_(result)

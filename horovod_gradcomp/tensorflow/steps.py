@@ -154,13 +154,11 @@ class Steps:
 
 
 def outside(build: Callable[[], T]) -> T:
-    """Return ``build()``, run outside of any function that is being traced.
+    """Return ``build()``, run outside of any function that is being traced and any name scope.
 
     A thread of its own has no function around it, so variables can be made while a function is
     traced anew, which ``tf.init_scope`` does not allow, and the first trace stays the only one.
     """
-    if tf.executing_eagerly():
-        return build()
     done: list[T] = []
     failed: list[BaseException] = []
 
