@@ -29,7 +29,6 @@ from .unit import Unit, random_key
 Tensor = torch.Tensor
 
 _numbers = itertools.count()
-_in_use: set[tuple[str, int]] = set()
 _CARRIABLE = (torch.float16, torch.float32, torch.float64)
 
 
@@ -63,8 +62,7 @@ class Binding:
         self._where: list[tuple[Unit, int] | None] = [None] * len(named)
         self.units = self._plan()
         self._sum = settings.codec.combine is Combine.SUM
-        self._fingerprint, self._claim = _claim(self.names, self.params)
-        weakref.finalize(self, _in_use.discard, self._claim)
+        self._fingerprint = _fingerprint(self.names, self.params)
         self._ids = {id(p): i for i, p in enumerate(self.params)}
         self._follows = [*range(1, len(named)), 0] if named else []
         self._last = 0
@@ -272,12 +270,12 @@ class Binding:
         return unique
 
 
-def _claim(names: list[str], params: list[Tensor]) -> tuple[str, tuple[str, int]]:
-    """Return a name for this optimizer's collectives, alike on all ranks, used by no other."""
+def _fingerprint(names: list[str], params: list[Tensor]) -> str:
+    """Return a name for an optimizer's own collectives, alike on all ranks.
+
+    It depends on names and shapes only, never on what was bound before: the order in which objects
+    die differs between ranks. Two optimizers that share it cannot meet, since Horovod refuses two
+    reductions of one parameter name at a time.
+    """
     text = repr([(n, tuple(p.shape)) for n, p in zip(names, params)])
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    ordinal = 0
-    while (digest, ordinal) in _in_use:
-        ordinal += 1
-    _in_use.add((digest, ordinal))
-    return f"{digest}.{ordinal}", (digest, ordinal)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

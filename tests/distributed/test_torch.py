@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
 RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def run(controller: str, np: int) -> tuple[list[dict[str, str]], str]:
     """Run all checks once for each kind of run; the first that fails on a rank ends the run."""
     try:
