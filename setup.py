@@ -49,7 +49,9 @@ setup(
     zip_safe=False,
     python_requires=">=3.9",
     install_requires=[],
+    entry_points={"console_scripts": ["gradcomp = horovod_gradcomp.cli.main:main"]},
     extras_require={
+        "cli": ["rich", "typer"],
         "examples": ["mlxtend", "numpy", "rich", "typer"],
         "plot": ["matplotlib", "rich"],
         "test": ["hypothesis", "numpy", "pytest", "pytest-timeout"],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -60,10 +61,11 @@ def codecs(
 
 
 def _table(rows: list[dict[str, Any]], title: str) -> Table:
-    table = Table(title=title, caption="times in copies of the tensor")
-    heads = ("codec", "values", "encode", "decode", "bytes/value", "extra MB", "error", "heavy")
-    for i, head in enumerate(heads):
-        table.add_column(head, justify="right" if i else "left")
+    table = Table(title=title, caption="times in copies of the tensor", box=SIMPLE_HEAD)
+    heads = ("codec", "values", "encode", "decode", "bytes per\nvalue", "extra\nMB")
+    for i, head in enumerate((*heads, "error", "error,\nheavy")):
+        justify: Literal["right", "left"] = "right" if i else "left"
+        table.add_column(head, justify=justify, overflow="fold", no_wrap=i > 0)
     for row in rows:
         table.add_row(
             row["codec"],

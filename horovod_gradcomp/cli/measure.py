@@ -78,7 +78,7 @@ def _error(lab: Any, codec: Codec, x: Any, call: Call) -> float:
     numel = lab.xp.numel(x)
     call = Call(size=call.size, shapes=((numel,),), key=call.key)
     payload = codec.encode(lab.xp, lab.xp.copy(x), call, want_error=False).payload
-    return lab.distance(codec.decode(lab.xp, [payload], numel, call, scale=1.0), x)
+    return float(lab.distance(codec.decode(lab.xp, [payload], numel, call, scale=1.0), x))
 
 
 def _resident(key: str) -> int:

@@ -18,7 +18,8 @@ from .codec import Call, Codec, Combine, Tensor
 from .errors import ExchangeError, explain
 from .payload import FLAG_BYTES
 
-_SNAP = 1e-5  # N * float32(1 / N) is not 1 for N = 41, 47, 55, ...
+# N * float32(1 / N) is not 1 for N = 41, 47, ..., and a sum of N predivided ones rounds N times.
+_SNAP = 1e-4
 _LINEAR = 1e-4
 
 
@@ -178,7 +179,7 @@ class Carrier:
         known = len(values) == self.WIDTH
         factor, good = self.judge(values) if known else (1.0, False)
         if not good:
-            raise ExchangeError(self.complaint(str([round(v, 5) for v in values]), factor, name))
+            raise ExchangeError(self.complaint(str([round(v, 5) for v in values]), name, factor))
         return float(factor)
 
     def judge(self, values: Sequence[Any], where: Any = None) -> tuple[Any, Any]:
@@ -189,18 +190,19 @@ class Carrier:
             where: For tensors, a function that chooses elementwise.
         """
         choose = where or (lambda condition, a, b: a if condition else b)
-        factor, good = values[0], True
+        factor, good = values[0], values[0] != 0
         for whole in (1.0, float(len(self._ranks))):
             factor = choose(abs(factor - whole) <= _SNAP * whole, whole, factor)
         for value, mean in zip(values, self._means):
             good = (abs(value - factor * mean) <= _LINEAR * abs(factor * mean)) & good
         return factor, good
 
-    def complaint(self, got: str, factor: float, name: str) -> str:
+    def complaint(self, got: str, name: str, factor: float | None = None) -> str:
         """Return the message for a carrier that :meth:`judge` does not like."""
+        means = [round((1.0 if factor is None else factor) * m, 5) for m in self._means]
         return explain(
             got=f"a carrier of {got} for '{name}'",
-            expected=f"{[round(factor * m, 5) for m in self._means]} from a linear "
+            expected=f"{'a multiple of ' if factor is None else ''}{means} from a linear "
             f"reduction over ranks {_short(self._ranks)}",
             why="op is Adasum, Min, Max or Product, or the reduction ran over another "
             "process set, or a rank has joined; decoding would give a wrong gradient",

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..codecs import REGISTRY
 from .errors import SettingsError
-from .settings import Settings, make, signature, split
+from .settings import make, signature, split
 
 
 class Factory:
     """``Compression.topk``: call it with settings, or hand it to Horovod for the defaults."""
 
-    def __init__(self, name: str, build: Callable[[Settings], Any]) -> None:
-        self._name, self._build = name, build
+    def __init__(self, name: str, build: Callable[..., Any], extra: Sequence[str]) -> None:
+        self._name, self._build, self._extra = name, build, extra
         self._default: Any = None
         self.__name__ = name
         self.__doc__ = REGISTRY[name].__doc__
-        self.__signature__ = signature(REGISTRY[name])
+        self.__signature__ = signature(REGISTRY[name], extra)
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
         if args:
@@ -25,7 +26,8 @@ class Factory:
                 f"{self._name}: settings are keywords; got {args!r} by position, "
                 f"expected {self._name}{self.__signature__}"
             )
-        return self._build(make(self._name, settings))
+        own = {key: settings.pop(key) for key in self._extra if key in settings}
+        return self._build(make(self._name, settings, self._extra), **own)
 
     def compress(self, tensor: Any) -> Any:
         """Compress with the default settings, as ``hvd.Compression.fp16`` does uncalled."""
@@ -45,12 +47,16 @@ class Factory:
 
 
 class Namespace:
-    """``Compression``: mirrors ``hvd.Compression``."""
+    """``Compression``: mirrors ``hvd.Compression``.
 
-    def __init__(self, build: Callable[[Settings], Any]) -> None:
-        self._build = build
+    Args:
+        build: Makes a compressor of checked settings and the front end's own keywords.
+        extra: Names of these keywords.
+    """
+
+    def __init__(self, build: Callable[..., Any], extra: Sequence[str] = ()) -> None:
         for name in REGISTRY:
-            setattr(self, name, Factory(name, build))
+            setattr(self, name, Factory(name, build, extra))
 
     def __getattr__(self, name: str) -> Factory:
         if name.startswith("__"):
@@ -72,4 +78,7 @@ class Namespace:
             SettingsError: The name, a keyword or a value is not allowed.
         """
         name, settings = split(text)
-        return self._build(make(name, {**settings, **options}))
+        if name not in REGISTRY:
+            make(name, {})  # says what is known
+        factory: Factory = getattr(self, name)
+        return factory(**{**settings, **options})

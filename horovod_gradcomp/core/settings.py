@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class Settings:
         return f"{self.codec.describe()} memory={memory}{':' + values if values else ''} {tail}"
 
 
-def make(name: str, settings: Mapping[str, Any]) -> Settings:
+def make(name: str, settings: Mapping[str, Any], extra: Sequence[str] = ()) -> Settings:
     """Return checked settings from a codec's name and keywords for it and for :class:`Options`.
 
     Raises:
@@ -74,7 +74,7 @@ def make(name: str, settings: Mapping[str, Any]) -> Settings:
     theirs = [f.name for f in dataclasses.fields(cls)]
     for key in settings:
         if key not in ours and key not in theirs:
-            raise SettingsError(_unknown(f"{name}: keyword", key, [*theirs, *sorted(ours)]))
+            raise SettingsError(_unknown(f"{name}: keyword", key, [*theirs, *sorted(ours), *extra]))
     codec = cls(**{k: v for k, v in settings.items() if k in theirs})
     options = Options(**{k: v for k, v in settings.items() if k in ours})
     return assemble(codec, options)
@@ -120,7 +120,7 @@ def split(text: str) -> tuple[str, dict[str, Any]]:
     return name.strip(), settings
 
 
-def signature(cls: type[Codec]) -> inspect.Signature:
+def signature(cls: type[Codec], extra: Sequence[str] = ()) -> inspect.Signature:
     """Return the keyword signature of ``Compression.<name>`` for help and editors."""
     parameters = [
         inspect.Parameter(
@@ -129,12 +129,18 @@ def signature(cls: type[Codec]) -> inspect.Signature:
         for owner in (cls, Options)
         for f in dataclasses.fields(owner)
     ]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra
+    ]
     return inspect.Signature(parameters)
 
 
 def _memory(value: str | Memory) -> Memory:
     if isinstance(value, Memory):
         return value
+    if not isinstance(value, str):
+        expected = f"one of {', '.join(MEMORIES)}, with settings as in 'residual:decay=0.9'"
+        raise SettingsError(explain(got=f"memory={value!r}", expected=expected))
     name, settings = split(value)
     built = _construct(name, _look_up(name, MEMORIES, "memory"), settings)
     assert isinstance(built, Memory)

@@ -53,7 +53,7 @@ def empty(count: int, like: Tensor) -> Tensor:
 
 def as_int32(word: Any, like: Tensor) -> Tensor:
     signed = word - 2**32 if word >= 2**31 else word
-    return torch.tensor(signed, dtype=torch.int32, device=like.device)
+    return torch.as_tensor(signed, dtype=torch.int32, device=like.device)
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
@@ -89,7 +89,12 @@ def add_(a: Tensor, b: Tensor) -> Tensor:
 def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
     if out is None:
         out = torch.empty(a.shape, dtype=torch.float32, device=a.device)
-    return torch.add(a, b, alpha=factor, out=out)
+    if a.dtype == torch.float64:
+        a = a.float()
+    if factor == 1:
+        return torch.add(a, b, out=out)
+    # alpha= would multiply and add with one rounding, in some lanes and not in others.
+    return torch.mul(b, _rounded(factor), out=out).add_(a)
 
 
 def to_float32(a: Tensor, out: Any) -> Tensor:

@@ -177,7 +177,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                 names[id(variable)] = weakref.ref(variable), name
                 new.append((name, tuple(variable.shape)))
         if new and not self._book.fingerprint:
-            self._book.fingerprint = _claim(f"{self._settings.describe()} {new}")
+            self._book.fingerprint = _claim(repr(new))
 
     def _unit(self, variable: Any) -> Unit:
         name = self._book.names[id(variable)][1]

@@ -117,9 +117,8 @@ class Unit(tf.Module):  # type: ignore[misc]
     def _collect(self, reduced: Tensor, ticket: Ticket, carrier: Carrier) -> exchange.Reply:
         size = len(carrier.ranks)
         scale, good = judge(carrier, tf.ensure_shape(reduced, [Carrier.WIDTH]))
-        text = carrier.complaint("the values at the end of this message", 1.0, self.key)
-        with tf.control_dependencies(_require(good, text, reduced)):
-            gathered = tf.identity(ticket.gathered)
+        text = carrier.complaint("the values at the end of this message", self.key)
+        gathered = _checked(ticket.gathered, good, text, reduced)
         expected = self._settings.codec.wire_bytes(self.numel) + FLAG_BYTES
         text = explain(
             got=f"as many bytes for '{self.key}' from all ranks as this message ends with",
@@ -128,8 +127,12 @@ class Unit(tf.Module):  # type: ignore[misc]
             do="give every rank the same compression and the same model",
         )
         length = tf.size(gathered)
-        with tf.control_dependencies(_require(tf.equal(length, size * expected), text, length)):
-            payloads = tf.unstack(tf.reshape(gathered, [size, expected]))
+        gathered = _checked(gathered, tf.equal(length, size * expected), text, length)
+        # Not by tf.reshape: from its static shape the length would be inferred, not checked.
+        payloads = [
+            tf.ensure_shape(gathered[rank * expected : (rank + 1) * expected], [expected])
+            for rank in range(size)
+        ]
         return exchange.Reply(payloads, scale=scale)
 
     def _commit(self, ticket: Ticket, error: Tensor | None) -> None:
@@ -144,7 +147,12 @@ class Unit(tf.Module):  # type: ignore[misc]
         tf.cond(tf.equal(ticket.agreed, 0.0), keep, lambda: tf.constant(False))
 
 
-def _require(condition: Tensor, text: str, got: Tensor) -> list[Any]:
-    """Return what must run first for a condition to be checked, none if it has been."""
-    check = tf.debugging.Assert(condition, [text, got])
-    return [] if check is None else [check]
+def _checked(x: Tensor, condition: Tensor, text: str, got: Tensor) -> Tensor:
+    """Return ``x``, which cannot be read unless a condition holds."""
+
+    def fail() -> Tensor:
+        check = tf.raw_ops.Assert(condition=False, data=[text, got])
+        with tf.control_dependencies([] if check is None else [check]):
+            return tf.identity(x)
+
+    return tf.cond(condition, lambda: x, fail)

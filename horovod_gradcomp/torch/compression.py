@@ -33,9 +33,16 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
 
     Args:
         settings: Checked settings, from :mod:`horovod_gradcomp.core.settings`.
+        named_parameters: As of ``model.named_parameters()``, to :meth:`bind` at once.
+        process_set: The Horovod process set of the reductions, with ``named_parameters``.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+        process_set: Any = None,
+    ) -> None:
         if not isinstance(settings, Settings):
             raise SettingsError(
                 explain(
@@ -49,6 +56,16 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._bindings: list[Binding] = []
         self._pending: list[Mapping[str, Any]] = []
         self._warned = False
+        if named_parameters is not None:
+            self.bind(named_parameters, process_set=process_set or hvd.global_process_set)
+        elif process_set is not None:
+            raise SettingsError(
+                explain(
+                    got="process_set= alone",
+                    expected="named_parameters= with it",
+                    why="an optimizer that is found by itself brings its own process set",
+                )
+            )
 
     # The slot ---------------------------------------------------------------------------------
     def compress(self, tensor: Tensor) -> tuple[Tensor, Any]:
@@ -247,5 +264,5 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._pending = list(saved["pending"])
 
 
-Compression = Namespace(Compressor)
+Compression = Namespace(Compressor, ("named_parameters", "process_set"))
 """``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""

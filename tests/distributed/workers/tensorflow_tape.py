@@ -7,6 +7,7 @@ makes them from (rank, step, variable). Arguments: the names of the checks to ru
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import tempfile
 import time
@@ -131,6 +132,10 @@ def flat(steps):
     return [grad for grads in steps for grad in grads]
 
 
+def mode(graph):
+    return "function" if graph else "eager"
+
+
 def message(call):
     try:
         call()
@@ -151,7 +156,7 @@ def training():
     out = {}
     for codec in CODECS:
         for graph in (True, False):
-            out[f"{codec} {'function' if graph else 'eager'}"] = train(codec, graph)
+            out[f"{codec}, {mode(graph)}"] = train(codec, graph)
     return out
 
 
@@ -166,23 +171,23 @@ def options():
     out = {}
     for graph in (True, False):
         plain = Trainer(make("topk"), graph=graph)
+        expected = flat(plain.run(3))
         for name, tape in {
             "groups": {"groups": 2},
-            "listed": {"groups": None},
+            "listed groups": {},
             "sum": {"op": hvd.Sum},
             "predivide": {"gradient_predivide_factor": 2.0},
         }.items():
             other = Trainer(make("topk"), graph=graph, **tape)
-            if name == "listed":
+            if name == "listed groups":
                 other.tape = {"groups": [[other.weights[3], other.weights[0]]]}
-            plain = Trainer(make("topk"), graph=graph)
-            a, b = flat(plain.run(4)), flat(other.run(4))
             factor = hvd.size() if name == "sum" else 1
-            out[f"{name} {graph}"] = {
+            out[f"{name}, {mode(graph)}"] = {
                 "difference": max(
-                    float(np.abs(y - factor * x).max() / np.abs(x).max()) for x, y in zip(a, b)
+                    float(np.abs(y - factor * x).max() / np.abs(x).max())
+                    for x, y in zip(expected, flat(other.run(3)))
                 ),
-                "state": digest(plain.compression.variables)
+                "same state": digest(plain.compression.variables)
                 == digest(other.compression.variables),
             }
     return out
@@ -196,7 +201,9 @@ def none_is_horovod():
             ours = Trainer(Compression.none(), graph=graph, rate=0.1, groups=groups)
             theirs = Trainer(hvd.Compression.none, graph=graph, rate=0.1, groups=groups)
             same = digest(flat(ours.run(3))) == digest(flat(theirs.run(3)))
-            out[f"{graph} {groups}"] = same and digest(ours.weights) == digest(theirs.weights)
+            out[f"{mode(graph)}, groups={groups}"] = same and digest(ours.weights) == digest(
+                theirs.weights
+            )
     return out
 
 
@@ -208,7 +215,7 @@ def missing_gradient():
         trainer = Trainer(make("topk"), graph=graph)
         for leave_out in ((2,), (), (0,), (), (0, 1), ()):
             trainer.step(leave_out=leave_out)
-        out[str(graph)] = trainer.imbalance()
+        out[mode(graph)] = trainer.imbalance()
     return out
 
 
@@ -235,7 +242,38 @@ def shared_gradient():
     held = [v for v in compression.variables if v.name.endswith("residual:0")]
     held = [hvd.allreduce(v, op=hvd.Average, name=v.name[:2]).numpy() for v in held]
     held = np.reshape(held, (2, 24, 40))
-    return [float(e) for e in np.abs(applied + held - true).max(axis=(1, 2))]
+    return (np.abs(applied + held - true).max(axis=(1, 2)) / np.abs(true).max()).tolist()
+
+
+@check
+def two_tapes():
+    """Two models of equal shapes in one function, with a compressor each and with one for both."""
+    out = {}
+    for shared in (False, True):
+        kernels = [tf.Variable(tf.zeros([24, 40]), name="kernel") for _ in range(2)]
+        first = make("topk")
+        compressions = [first, first if shared else make("topk")]
+
+        @tf.function
+        def reduce(grads, kernels=kernels, compressions=compressions):
+            out = []
+            for kernel, compression, g in zip(kernels, compressions, grads):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(kernel * g)
+                tape = hvd.DistributedGradientTape(tape, compression=compression)
+                out += tape.gradient(loss, [kernel])
+            return out
+
+        applied, true = np.zeros((2, 24, 40)), np.zeros((2, 24, 40))
+        for step in range(3):
+            every = np.stack([draw(r, step, SHAPES[:1] * 2) for r in range(hvd.size())])
+            applied += np.stack(reduce(list(map(tf.constant, every[hvd.rank()]))))
+            true += every.mean(axis=0, dtype=np.float64)
+        held = [v for c in dict.fromkeys(compressions) for v in c.variables if v.shape.rank]
+        held = [hvd.allreduce(v, name=f"held.{i}").numpy() for i, v in enumerate(held)]
+        off = np.abs(applied + np.reshape(held, (2, 24, 40)) - true).max(axis=(1, 2))
+        out["shared" if shared else "own"] = (off / np.abs(true).max(axis=(1, 2))).tolist()
+    return out
 
 
 # Bad steps -------------------------------------------------------------------------------------------
@@ -250,15 +288,24 @@ def spoil(where, value):
 
 @check
 def bad_step():
-    out = {}
-    for name, codec, where, value, options in (
+    return spoilt_runs(
         ("topk", "topk", 3, np.inf, {"graph": True}),
         ("topk grouped", "topk", 0, np.nan, {"graph": True, "groups": 2}),
         ("topk eager", "topk", 0, -np.inf, {"graph": False}),
         ("in a bias", "linear", 1, np.nan, {"graph": True}),
         ("randomk", "randomk", 2, np.inf, {"graph": False}),
         ("fp16", "fp16", 2, np.inf, {"graph": True}),
-    ):
+    )
+
+
+@check
+def bad_step_briefly():
+    return spoilt_runs(("topk", "topk", 2, np.inf, {"graph": True}))
+
+
+def spoilt_runs(*runs):
+    out = {}
+    for name, codec, where, value, options in runs:
         trainer, straight = Trainer(make(codec), **options), Trainer(make(codec), **options)
         trainer.run(2), straight.run(2)
         before = digest(trainer.compression.variables)
@@ -266,9 +313,10 @@ def bad_step():
         after = digest(trainer.compression.variables)
         trainer.steps, straight.steps = 3, 3
         out[name] = {
+            "where": where,
             "finite": [bool(np.isfinite(g).all()) for g in grads],
             "state kept": before == after,
-            "then as if it had not been": digest(flat(trainer.run(2))) == digest(flat(straight.run(2))),
+            "then as before": digest(flat(trainer.run(2))) == digest(flat(straight.run(2))),
             "counted": trainer.compression.stats()["bad_steps"],
         }
     return out
@@ -300,7 +348,7 @@ def sparse():
                 rows[1, 1] = np.nan
             _, dense = reduce(tf.constant(rows), tf.constant(g))
             residuals = [v.shape[0] for v in compression.variables if v.shape.rank]
-            out[f"{as_dense} {graph}"] = {
+            out[f"{'as dense' if as_dense else 'sparse'}, {mode(graph)}"] = {
                 "kind": type(first).__name__,
                 "table": tf.convert_to_tensor(first).numpy().sum(axis=1)[[1, 5, 7]].tolist(),
                 "residuals": residuals,
@@ -401,8 +449,6 @@ def eager_everything():
         before = digest(trainer.compression.variables)
         grads = trainer.step(spoil(0, np.inf))
         after = digest(trainer.compression.variables)
-        trainer.steps = 2
-        trainer.true, trainer.applied = Trainer(make("topk")).true, Trainer(make("topk")).applied
         trainer = Trainer(make("topk"), graph=False)
         trainer.run(3)
         stats = trainer.compression.stats()
@@ -438,11 +484,20 @@ def refusals():
     def other_settings():
         Trainer(make(f"linear:bits={4 + hvd.rank()}")).step()
 
+    def elastic():
+        os.environ["HOROVOD_ELASTIC"] = "1"
+        try:
+            Trainer(make("topk")).step()
+        finally:
+            del os.environ["HOROVOD_ELASTIC"]
+
     return {
+        "elastic": message(elastic),
         "Adasum": message(lambda: Trainer(make("topk"), op=hvd.Adasum).step()),
         "Max": message(lambda: Trainer(make("topk"), op=hvd.Max).step()),
         "XLA": message(jitted),
         "Max unnoticed": message(unnoticed),
+        "other settings": message(other_settings),
         "no variables": message(lambda: make("topk").bind([tf.ones([3, 3])])),
         "no settings": message(lambda: Compressor("topk")),
         "other context": message(lambda: make("topk").decompress(tf.ones([3]), 5)),
@@ -453,13 +508,22 @@ def refusals():
 @check
 def process_set():
     """Ranks 0 and 2 of three train together, rank 1 by itself."""
-    trainer = Trainer(make("topk"), process_set=SETS[0], rate=0.01)
-    out = {}
-    grads = flat([trainer.reduce([tf.constant(g) for g in draw(hvd.rank(), i)]) for i in range(5)])
-    out["grads"] = digest(grads)
-    out["own"] = digest(flat([draw(1, i) for i in range(5)]))
-    out["steps"] = trainer.compression.stats()["steps"]
-    return out
+    members = SETS[0].ranks
+    trainer = Trainer(make("topk"), process_set=SETS[0])
+    grads = [trainer.reduce([tf.constant(g) for g in draw(hvd.rank(), i)]) for i in range(5)]
+    imbalance = []
+    for i in (0, 2, 3) if hvd.rank() in members else ():
+        held = hvd.allreduce(residual(trainer.compression, i), name=f"h{i}", process_set=SETS[0])
+        applied = np.sum([step[i] for step in grads], axis=0, dtype=np.float64)
+        true = np.sum([draw(r, s)[i] for r in members for s in range(5)], axis=0) / len(members)
+        off = np.abs(applied + held.numpy().reshape(true.shape) - true).max()
+        imbalance.append(off / np.abs(true).max())
+    return {
+        "grads": digest(flat(grads)),
+        "own": digest(flat([draw(1, i) for i in range(5)])),
+        "steps": trainer.compression.stats()["steps"],
+        "imbalance": imbalance,
+    }
 
 
 @check
@@ -523,3 +587,5 @@ if __name__ == "__main__":
             value = {"error": traceback.format_exc()}
         seconds[name] = round(time.monotonic() - start, 1)
         report({name: value, "seconds": seconds})
+        # A rank that ends takes Horovod's process sets with it.
+        hvd.allreduce(tf.zeros([1]), name=f"end of {name}")

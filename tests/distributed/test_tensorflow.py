@@ -1,0 +1,267 @@
+"""The TensorFlow front end on real ranks: many checks in each start, as starting is slow."""
+
+from __future__ import annotations
+
+import pytest
+
+from .launch import run_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
+
+WORKER = "tensorflow_tape.py"
+ROUNDING = 1e-6
+"""Of float32 sums, relative to the greatest value."""
+
+TWO_RANKS = (
+    "training",
+    "options",
+    "none_is_horovod",
+    "missing_gradient",
+    "shared_gradient",
+    "two_tapes",
+    "bad_step",
+    "sparse",
+    "dtypes",
+    "unknown_tensor",
+    "checkpoint",
+    "counting",
+    "traces",
+    "eager_everything",
+    "refusals",
+)
+
+
+def start(np, checks, **options):
+    ranks = run_ranks(WORKER, np, args=checks, timeout=250, **options)
+    return {check: [rank[check] for rank in ranks] for check in checks}
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    return start(2, TWO_RANKS)
+
+
+@pytest.fixture(scope="module")
+def three_ranks():
+    return start(3, ("training_briefly", "bad_step_briefly", "process_set"))
+
+
+@pytest.fixture(scope="module")
+def two_ranks_over_mpi():
+    env = {"TF_USE_LEGACY_KERAS": "1"}
+    checks = ("training_briefly", "bad_step_briefly", "legacy_keras")
+    return start(2, checks, controller="mpi", env=env)
+
+
+@pytest.fixture(scope="module")
+def one_rank():
+    return start(1, ("one_process", "keras_3_optimizer"))
+
+
+def results(reports):
+    """Return each rank's report, none of which may be an error."""
+    for rank, report in enumerate(reports):
+        if isinstance(report, dict):
+            assert "error" not in report, f"rank {rank}:\n{report['error']}"
+    return reports
+
+
+def equal_on_all_ranks(reports):
+    first, *others = results(reports)
+    for other in others:
+        assert other == first
+    return first
+
+
+def check_training(reports):
+    for run, result in equal_on_all_ranks(reports).items():
+        # Without a memory fp16 forgets what it rounds off.
+        assert max(result["imbalance"]) < (1e-3 if run.startswith("fp16") else ROUNDING), run
+
+
+def check_bad_step(reports):
+    for run, result in equal_on_all_ranks(reports).items():
+        where = result["where"]
+        # The bias is not compressed, so it is spoilt by its own values only.
+        assert result["finite"] == [False, where != 1, False, False], run
+        assert result["state kept"], run
+        assert result["then as before"], run
+        assert result["counted"] == 1, run
+
+
+def test_ranks_stay_bit_equal_and_books_balance(two_ranks):
+    check_training(two_ranks["training"])
+
+
+def test_function_and_eager_tape_train_alike(two_ranks):
+    runs = results(two_ranks["training"])[0]
+    for codec in ("topk", "randomk", "linear", "fp16", "none"):
+        assert runs[f"{codec}, function"] == runs[f"{codec}, eager"]
+    assert len({run["weights"] for run in runs.values()}) == 5
+
+
+def test_ranks_stay_bit_equal_and_books_balance_on_three(three_ranks):
+    check_training(three_ranks["training_briefly"])
+
+
+def test_ranks_stay_bit_equal_and_books_balance_over_mpi(two_ranks_over_mpi):
+    check_training(two_ranks_over_mpi["training_briefly"])
+
+
+def test_options_of_the_tape_change_nothing_but_the_factor(two_ranks):
+    for run, result in equal_on_all_ranks(two_ranks["options"]).items():
+        assert result == {"difference": 0.0, "same state": True}, run
+
+
+def test_none_is_bit_identical_to_horovods(two_ranks):
+    same = equal_on_all_ranks(two_ranks["none_is_horovod"])
+    assert len(same) == 4
+    assert all(same.values()), same
+
+
+def test_a_missing_gradient_shifts_no_residual(two_ranks):
+    for run, imbalance in equal_on_all_ranks(two_ranks["missing_gradient"]).items():
+        assert max(imbalance) < ROUNDING, run
+
+
+def test_variables_that_share_a_gradient_tensor_have_their_own_residuals(two_ranks):
+    assert max(equal_on_all_ranks(two_ranks["shared_gradient"])) < ROUNDING
+
+
+def test_two_models_in_one_function(two_ranks):
+    for run, imbalance in equal_on_all_ranks(two_ranks["two_tapes"]).items():
+        assert max(imbalance) < ROUNDING, run
+
+
+def test_a_bad_step_on_one_rank_is_one_on_all(two_ranks):
+    check_bad_step(two_ranks["bad_step"])
+
+
+def test_a_bad_step_on_one_rank_of_three_is_one_on_all(three_ranks):
+    check_bad_step(three_ranks["bad_step_briefly"])
+
+
+def test_a_bad_step_over_mpi(two_ranks_over_mpi):
+    check_bad_step(two_ranks_over_mpi["bad_step_briefly"])
+
+
+def test_sparse_gradients_pass_by_and_still_count_as_bad(two_ranks):
+    for run, result in equal_on_all_ranks(two_ranks["sparse"]).items():
+        assert result["state kept"], run
+        assert not result["finite"], run
+        if run.startswith("sparse"):
+            assert result["kind"] == "IndexedSlices", run
+            assert result["residuals"] == [960], run
+        else:
+            # Compressed: of rows 1 and 5, eight elements each, the twelve largest are sent.
+            assert result["kind"] == "EagerTensor", run
+            assert result["residuals"] == [240, 960], run
+        assert result["table"] == [8.0 if result["kind"] == "IndexedSlices" else 4.0, 16.0, 0.0]
+
+
+def test_dtypes_come_back_and_residuals_are_float32(two_ranks):
+    found = equal_on_all_ranks(two_ranks["dtypes"])
+    for dtype, rounding in (("float16", 1e-3), ("bfloat16", 1e-2), ("float64", ROUNDING)):
+        assert found[dtype]["dtypes"] == [dtype]
+        assert found[dtype]["residuals"] == ["float32", "int64"]
+        assert max(found[dtype]["imbalance"]) < rounding
+    assert found["int32"] == {"dtypes": ["int32"], "sum": [1, 3, 5, 7, 9]}
+
+
+def test_a_tensor_of_unknown_origin(two_ranks):
+    found = equal_on_all_ranks(two_ranks["unknown_tensor"])
+    assert found["with memory"].startswith("BindingError: got a tensor of shape (24, 40), float32")
+    assert "hvd.DistributedGradientTape" in found["with memory"]
+    assert found["without"] == 1.5
+    assert len(found["warnings"]) == 1
+    assert "uncompressed" in found["warnings"][0]
+
+
+def test_a_checkpoint_continues_bit_for_bit(two_ranks):
+    same = results(two_ranks["checkpoint"])
+    for rank in same:
+        assert len(rank) == 4
+        assert all(rank.values()), rank
+
+
+def test_stats(two_ranks):
+    for rank, found in enumerate(results(two_ranks["counting"])):
+        stats = found["stats"]
+        assert not found["before"]
+        assert stats["active"]
+        assert (stats["world_size"], stats["steps"], stats["bad_steps"]) == (2, 4, 0)
+        assert stats["bypassed"]["names"] == [f"1.dense_{1 + rank}/bias"]
+        assert stats["bypassed"]["wire_bytes"] == 4 * 4 * 40
+        # 48 of 960: float32 values, 120 bytes of bitmap, two exchange words and the carrier; the
+        # first variable took part in three of four steps, the flag in all.
+        unit = 4 * 48 + 960 // 8 + 4 + 4 * 3
+        buckets = {name: bucket["wire_bytes"] for name, bucket in stats["buckets"].items()}
+        assert buckets == {
+            f"0.dense_{rank}/kernel": 3 * unit,
+            f"2.dense_{2 + rank}/kernel": 4 * unit,
+            f"3.dense_{3 + rank}/kernel": 4 * unit,
+            "bad-step flag": 4 * 4,
+        }
+        assert stats["raw_bytes"] == 4 * (4 * 40 + 3 * 960 + 4 * 960 * 2)
+        assert stats["wire_bytes"] == 11 * unit + 16 + 640
+        assert stats["wait_ms_per_step"] is None
+        assert found["repr"].startswith("Compressor(topk:ratio=0.05")
+
+
+def test_every_variable_is_traced_once(two_ranks):
+    found = equal_on_all_ranks(two_ranks["traces"])
+    assert found == {"compress": 4, "variables": 6}
+
+
+def test_functions_that_run_eagerly(two_ranks):
+    found = equal_on_all_ranks(two_ranks["eager_everything"])
+    assert max(found.pop("imbalance")) < ROUNDING
+    assert found == {"finite": [False, True, False, False], "state kept": True, "steps": 3}
+
+
+@pytest.mark.parametrize(
+    ("what", "parts"),
+    [
+        ("Adasum", ["ExchangeError", "got op=hvd.Adasum", "hvd.Average or op=hvd.Sum"]),
+        ("Max", ["ExchangeError", "got op=hvd.Max"]),
+        ("XLA", ["GradCompError", "jit_compile=False"]),
+        ("Max unnoticed", ["InvalidArgumentError", "a linear reduction over ranks [0, 1]"]),
+        ("other settings", ["InvalidArgumentError", "give every rank the same compression"]),
+        ("elastic", ["GradCompError", "got elastic training"]),
+        ("no variables", ["BindingError", "expected variables"]),
+        ("no settings", ["SettingsError", "Compression.topk(...)"]),
+        ("other context", ["BindingError", "a context of int"]),
+    ],
+)
+def test_refusals(two_ranks, what, parts):
+    for rank in results(two_ranks["refusals"]):
+        for part in parts:
+            assert part in rank[what]
+
+
+def test_process_set(three_ranks):
+    zero, one, two = results(three_ranks["process_set"])
+    assert zero["grads"] == two["grads"] != one["grads"]
+    assert one["grads"] == one["own"]
+    assert [rank["steps"] for rank in (zero, one, two)] == [5, 0, 5]
+    assert max(zero["imbalance"]) < ROUNDING
+
+
+def test_fit_of_tf_keras(two_ranks_over_mpi):
+    found = equal_on_all_ranks(two_ranks_over_mpi["legacy_keras"])
+    assert found["before"] != found["after"]
+    assert found["steps"] == 16
+    assert found["ratio"] < 0.1
+
+
+def test_one_process_changes_nothing(one_rank):
+    (found,) = results(one_rank["one_process"])
+    assert found["untouched"]
+    assert not found["stats"]["active"]
+    assert found["stats"]["ratio"] is None
+    assert found["stats"]["note"].startswith("inactive: one process")
+
+
+def test_a_keras_3_optimizer_is_refused_at_construction(one_rank):
+    (text,) = one_rank["keras_3_optimizer"]
+    assert text.startswith("BindingError: got hvd.DistributedOptimizer around a Keras 3 optimizer")

@@ -1,0 +1,95 @@
+"""Several simulated ranks in one process: exchanges driven in lock step, as Horovod would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from horovod_gradcomp.core import exchange
+from horovod_gradcomp.core.codec import Codec
+from horovod_gradcomp.core.exchange import Gather, Outcome, Reply
+from horovod_gradcomp.core.memory import Memory
+from tests import table
+from tests.frameworks import Framework
+
+NAME = "layer.weight"
+
+
+def drive(fw: Framework, runs: Sequence[exchange.Exchange], *, average: bool = True) -> list[Any]:
+    """Run one exchange a rank to the end and return the outcomes in rank order.
+
+    Every rank gets payloads in storage of its own, as from a network.
+    """
+    requests = [next(run) for run in runs]
+    while True:
+        kinds = {(type(r), fw.array(r.payload).shape) for r in requests}
+        assert len(kinds) == 1, f"ranks ask for different collectives: {kinds}"
+        sent = [fw.array(request.payload) for request in requests]
+        size = len(sent)
+        if isinstance(requests[0], Gather):
+            scale = 1 / size if average else 1.0
+            replies = [Reply([fw.tensor(p) for p in sent], scale) for _ in sent]
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                total = sent[0]
+                for other in sent[1:]:
+                    total = total + other
+                if average:
+                    total = total * total.dtype.type(1 / size)
+            replies = [Reply([fw.tensor(total)]) for _ in sent]
+        ended, requests = [], []
+        for run, reply in zip(runs, replies):
+            try:
+                requests.append(run.send(reply))
+            except StopIteration as end:
+                ended.append(end.value)
+        assert not (ended and requests), "some ranks ended, others ask for another collective"
+        if ended:
+            return ended
+
+
+@dataclass
+class Ranks:
+    """Simulated ranks that train together.
+
+    Attributes:
+        held: The memory's state on each rank.
+    """
+
+    fw: Framework
+    codec: Codec
+    memory: Memory
+    size: int
+    numel: int
+    average: bool = True
+    held: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        zero = np.zeros(self.numel, np.float32)
+        slots = len(self.memory.slots)
+        self.held = [tuple(self.fw.tensor(zero) for _ in range(slots)) for _ in range(self.size)]
+
+    def step(self, number: int, grads: Sequence[np.ndarray]) -> list[Outcome]:
+        """Reduce one gradient a rank; a bad step leaves the memory as it was."""
+        xp, want = self.fw.xp, True
+        call = table.call(table.split(self.numel), size=self.size, step=number)
+        runs = [
+            exchange.start(
+                xp,
+                self.codec,
+                self.memory.compensate(xp, self.fw.tensor(grad), state, None),
+                call,
+                want_error=want,
+                name=NAME,
+            )
+            for grad, state in zip(grads, self.held)
+        ]
+        outcomes = drive(self.fw, runs, average=self.average)
+        if all(float(self.fw.array(o.bad)) == 0 for o in outcomes):
+            self.held = [
+                self.memory.update(state, o.error) for state, o in zip(self.held, outcomes)
+            ]
+        return outcomes

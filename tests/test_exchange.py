@@ -1,0 +1,182 @@
+"""Exchanges over simulated ranks, and what the carrier can tell."""
+
+import math
+
+import numpy as np
+import pytest
+
+from horovod_gradcomp import ExchangeError
+from horovod_gradcomp.codecs import build
+from horovod_gradcomp.core import exchange
+from horovod_gradcomp.core.codec import Bias
+from horovod_gradcomp.core.exchange import Carrier, Gather, Reduce, Reply
+from horovod_gradcomp.core.memory import NoMemory, Residual
+from tests import checks, frameworks, lockstep, table
+
+TORCH = frameworks.load("torch")
+PAIRS = {
+    f"{label}-{type(memory).__name__}": (codec, memory)
+    for label, codec in table.FORMS.items()
+    for memory in (NoMemory(), Residual())
+    if not (memory.slots and codec.bias is Bias.UNBIASED)
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_books_balance(pair):
+    codec, memory = PAIRS[pair]
+    checks.books_balance(lockstep.Ranks(TORCH, codec, memory, size=3, numel=1500))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_bad_rank_is_seen_by_all(fw, pair):
+    codec, memory = PAIRS[pair]
+    grads = np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)
+    checks.bad_ranks_are_seen_by_all(lockstep.Ranks(fw, codec, memory, size=2, numel=300), grads)
+
+
+@pytest.mark.parametrize("text", ["linear:bits=4", "topk:ratio=0.1", "randomk:ratio=0.1"])
+def test_books_balance_in_tensorflow(text):
+    fw, codec = frameworks.load("tensorflow"), build(text).with_memory(True)
+    checks.books_balance(lockstep.Ranks(fw, codec, Residual(), size=2, numel=300), steps=20)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("average", [True, False], ids=["average", "sum"])
+def test_no_compression_is_the_mean(fw, size, average):
+    grads = np.random.default_rng(1).standard_normal((size, 100)).astype(np.float32)
+    ranks = lockstep.Ranks(fw, build("none"), NoMemory(), size, 100, average)
+    got = fw.array(ranks.step(0, grads)[0].total)
+    want = grads.mean(axis=0) if average else grads.sum(axis=0)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("label", table.FORMS)
+def test_scale_of_a_sum(fw, label):
+    """The sum is N times the mean."""
+    codec, size, n = table.FORMS[label], 3, 65
+    grads = np.random.default_rng(1).standard_normal((size, n)).astype(np.float32)
+    totals = [
+        fw.array(lockstep.Ranks(fw, codec, NoMemory(), size, n, average).step(0, grads)[0].total)
+        for average in (True, False)
+    ]
+    np.testing.assert_allclose(totals[0] * size, totals[1], rtol=3e-3, atol=1e-3)
+
+
+def test_without_an_error_none_is_returned(fw):
+    for text in ("topk", "fp16"):
+        codec, call = build(text), table.call(table.whole(8), size=1)
+        x = fw.tensor(np.ones(8, np.float32))
+        run = exchange.start(fw.xp, codec, x, call, want_error=False, name="w")
+        assert lockstep.drive(fw, [run])[0].error is None
+
+
+@pytest.mark.parametrize("text", ["topk", "randomk", "fp16", "none", "linear"])
+@pytest.mark.parametrize("flag", [0.0, math.nan])
+def test_an_agreed_flag_decides_alone(fw, text, flag):
+    codec = build(text).with_memory(True)
+    call, agreed = table.call(table.whole(40), size=2), fw.tensor(np.float32(flag))
+    runs = [
+        exchange.start(
+            fw.xp,
+            codec,
+            fw.tensor(np.ones(40, np.float32)),
+            call,
+            want_error=True,
+            name="w",
+            agreed=agreed,
+        )
+        for _ in range(2)
+    ]
+    for outcome in lockstep.drive(fw, runs):
+        finite = np.isfinite(fw.array(outcome.total))
+        assert finite.all() if flag == 0 else not finite.any()
+        assert math.isnan(fw.array(outcome.bad)) == math.isnan(flag)
+
+
+def test_requests_follow_from_combine(fw):
+    for text, kind in (("topk", Gather), ("linear", Gather), ("fp16", Reduce), ("none", Reduce)):
+        x = fw.tensor(np.ones(8, np.float32))
+        call = table.call(table.whole(8))
+        request = next(exchange.start(fw.xp, build(text), x, call, want_error=False, name="w"))
+        assert type(request) is kind
+
+
+def test_a_payload_of_another_length_names_the_rank(fw):
+    for wrong in (0, 4, 100):
+        call, x = table.call(table.whole(50), size=3), fw.tensor(np.ones(50, np.float32))
+        run = exchange.start(fw.xp, build("linear"), x, call, want_error=True, name="conv1.weight")
+        good = fw.array(next(run).payload)
+        other = fw.tensor(np.zeros(wrong, np.uint8))
+        with pytest.raises(ExchangeError) as caught:
+            run.send(Reply([fw.tensor(good), fw.tensor(good), other], 1 / 3))
+        text = str(caught.value)
+        for part in (f"{wrong} bytes", "'conv1.weight'", "rank 2", f"{good.size} bytes", "same"):
+            assert part in text, text
+
+
+# The carrier ----------------------------------------------------------------------------------
+
+
+def test_factor_of_average_and_sum():
+    checks.carrier_knows_average_and_sum(Carrier)
+
+
+def test_what_is_not_linear_is_refused():
+    checks.carrier_refuses_what_is_not_linear(Carrier)
+
+
+def test_other_process_sets_are_refused():
+    checks.carrier_refuses_other_sets(Carrier)
+
+
+def rows(ranks):
+    return checks.carriers(Carrier, ranks)
+
+
+@pytest.mark.parametrize("pre", [0.5, 2.0, 3.0, 7.0, 1000.0])
+def test_factor_with_predivide(pre):
+    f32 = np.float32
+    for size in checks.WORLDS:
+        scaled = rows(range(size)) * f32(1 / pre)
+        got = Carrier(range(size)).factor((checks.ring_sum(scaled) * f32(pre / size)).tolist(), "w")
+        assert got == 1.0
+
+
+def test_any_other_factor_is_kept():
+    for size in (2, 3, 41):
+        for factor in (0.25, 3.7, 128.0):
+            mean = checks.ring_sum(rows(range(size))) * np.float32(factor / size)
+            got = Carrier(range(size)).factor(mean.tolist(), "w")
+            assert got == pytest.approx(factor, rel=1e-6)
+
+
+def test_a_set_of_the_same_mean_rank_is_refused():
+    with pytest.raises(ExchangeError, match="process set") as caught:
+        Carrier(range(3)).factor((checks.ring_sum(rows([0, 2])) / 2).tolist(), "fc.weight")
+    assert "'fc.weight'" in str(caught.value)
+    assert "[0, 1, 2]" in str(caught.value)
+
+
+def test_own_process_set_is_accepted():
+    for ranks in ([0, 2], [1, 2, 5], [3]):
+        values = checks.ring_sum(rows(ranks))
+        assert Carrier(ranks).factor((values / len(ranks)).tolist(), "w") == 1.0
+        assert Carrier(ranks).factor(values.tolist(), "w") == float(len(ranks))
+
+
+def test_wrong_lengths_and_bad_values_are_refused():
+    carrier = Carrier(range(2))
+    good = (checks.ring_sum(rows(range(2))) / 2).tolist()
+    assert carrier.factor(good, "w") == 1.0
+    bad = [[], good[:2], [*good, 1.0], [math.nan] * 3, [math.inf] * 3, [0.0] * 3]
+    for values in bad:
+        with pytest.raises(ExchangeError):
+            carrier.factor(values, "w")
+
+
+def test_messages_of_large_worlds_stay_short():
+    with pytest.raises(ExchangeError) as caught:
+        Carrier(range(4096)).factor([1.0, 1.0, 1.0], "w")
+    assert "[0, ..., 4095]" in str(caught.value)
+    assert len(str(caught.value)) < 600

@@ -1,0 +1,61 @@
+"""Which tensors are compressed, and how they are laid out in buckets."""
+
+import pytest
+
+from horovod_gradcomp.core.plan import buckets
+from horovod_gradcomp.core.policy import compresses
+from horovod_gradcomp.core.settings import Options
+
+ENTRIES = [("a", (10, 10)), ("b", (50,)), ("c", ()), ("d", (3, 4, 5)), ("e", (1000,))]
+
+
+@pytest.mark.parametrize("most", [4, 400, 600, 4000, 10**9])
+@pytest.mark.parametrize("together", [True, False])
+def test_every_parameter_lies_in_one_place(most, together):
+    out = buckets(ENTRIES, most, together=together)
+    assert [(m.name, m.shape) for b in out for m in b.members] == ENTRIES
+    assert len({b.name for b in out}) == len(out)
+    for bucket in out:
+        at = 0
+        for member in bucket.members:
+            assert member.start == at
+            at += member.numel
+        assert bucket.numel == at
+        assert bucket.shapes == tuple(m.shape for m in bucket.members)
+        assert len(bucket.members) == 1 or (together and 4 * bucket.numel <= most)
+
+
+def test_buckets_are_full():
+    assert [b.name for b in buckets(ENTRIES, 604, together=True)] == ["a+2", "d", "e"]
+    assert [b.name for b in buckets(ENTRIES, 10**9, together=True)] == ["a+4"]
+    assert [b.name for b in buckets(ENTRIES, 10**9, together=False)] == list("abcde")
+
+
+def test_names_follow_from_the_first_member_alone():
+    longer = [*ENTRIES, ("f", (7,))]
+    before = {b.name for b in buckets(ENTRIES, 604, together=True)}
+    after = {b.name for b in buckets(longer, 604, together=True)}
+    assert {"a+2", "d"} <= before & after
+
+
+def test_no_parameters():
+    assert buckets([], 100, together=True) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "expected"),
+    [
+        ({}, (32, 32), True),
+        ({}, (31, 33), False),
+        ({}, (1024,), False),
+        ({}, (), False),
+        ({}, (0, 10), False),
+        ({"skip_1d": False}, (1024,), True),
+        ({"min_numel": 0, "skip_1d": False}, (), True),
+        ({"min_numel": 0}, (1, 1), True),
+        ({"min_numel": 0}, (5, 0), False),
+        ({"min_numel": 1}, (2, 1), True),
+    ],
+)
+def test_policy(options, shape, expected):
+    assert compresses(Options(**options), shape) is expected

@@ -1,0 +1,200 @@
+"""What a user may write, and what the messages say about the rest."""
+
+import copy
+import dataclasses
+import inspect
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from horovod_gradcomp import GradCompError, SettingsError
+from horovod_gradcomp.codecs import REGISTRY, build, name_of
+from horovod_gradcomp.core.memory import MEMORIES, NoMemory, Residual
+from horovod_gradcomp.core.settings import Options, assemble, make, parse_codec, signature, split
+from tests import table
+
+FRACTION = [0, -0.1, 1.1, 2, math.nan, math.inf, -math.inf, True, False, "0.1", None, [0.1]]
+COUNT = [0, -1, 1.5, 8.0, True, "8", None, math.nan]
+BAD: dict[str, dict[str, list]] = {
+    "none": {},
+    "fp16": {},
+    "linear": {
+        "bits": [0, 1, 9, -4, 4.0, 3.5, True, "4", None],
+        "block": [*COUNT, 1, 7, 12, 1023],
+        "rounding": ["up", "", None, 0, True, ["nearest"]],
+    },
+    "topk": {
+        "ratio": FRACTION,
+        "select": ["all", None, 1, "Exact"],
+        "values": ["float64", "int8", None, 16],
+    },
+    "randomk": {
+        "ratio": FRACTION,
+        "block": COUNT,
+        "rescale": [True, False, None, "maybe"],
+    },
+}
+BAD_OPTIONS = {
+    "memory": ["resdual", "", 3, True, "residual:decay=2", "none:decay=1", "residual:deca=1", []],
+    "seed": [0.5, "1", None, True],
+    "min_numel": [-1, 0.5, "8", None, True],
+    "skip_1d": [0, 1, "yes", None],
+    "bucket_bytes": [0, 3, -5, 1e6, None, True],
+}
+
+
+def bad_settings():
+    for name, settings in BAD.items():
+        for key, values in settings.items():
+            for value in values:
+                yield pytest.param(name, key, value, id=f"{name}-{key}={value!r}")
+
+
+def test_every_setting_is_tried():
+    assert list(BAD) == list(REGISTRY)
+    for name, settings in BAD.items():
+        assert list(settings) == list(inspect.signature(REGISTRY[name]).parameters)
+    assert list(BAD_OPTIONS) == [f.name for f in dataclasses.fields(Options)]
+
+
+@pytest.mark.parametrize(("name", "key", "value"), list(bad_settings()))
+def test_out_of_range(name, key, value):
+    for start in (lambda: REGISTRY[name](**{key: value}), lambda: make(name, {key: value})):
+        with pytest.raises(SettingsError) as caught:
+            start()
+        text = str(caught.value)
+        assert text.startswith(f"{name}: got {key}={value!r}; expected "), text
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in BAD_OPTIONS.items() for value in values]
+)
+def test_options_out_of_range(key, value):
+    with pytest.raises(SettingsError) as caught:
+        make("topk", {key: value})
+    assert "expected" in str(caught.value)
+    assert key in str(caught.value) or str(value).partition(":")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("start", "parts"),
+    [
+        (lambda: make("topk", {"ration": 0.1}), ["topk: keyword 'ration'", "'ratio'?", "select"]),
+        (lambda: make("topk", {"momory": 1}), ["'momory'", "did you mean 'memory'?", "seed"]),
+        (lambda: make("none", {"ratio": 1}), ["none: keyword 'ratio'", "memory", "min_numel"]),
+        (
+            lambda: make("topq", {}),
+            ["codec 'topq'", "linear, topk", "'topk'?"],
+        ),
+        (lambda: build("lin"), ["codec 'lin'", "linear"]),
+        (lambda: build("topk:ratoi=0.1"), ["topk: keyword 'ratoi'", "'ratio'?"]),
+        (lambda: build("topk:ratio"), ["topk", "'ratio'", "key=value"]),
+        (lambda: build("topk:ratio=0.1,ratio=0.2"), ["topk", "ratio twice"]),
+        (lambda: build("fp16:bits=4"), ["fp16: keyword 'bits'", "expected none"]),
+        (lambda: build(""), ["codec ''", "topk"]),
+        (lambda: build(0.01), ["0.01", "'topk:ratio=0.01'"]),
+        (lambda: build("linear:block=12"), ["block=12", "multiple of 8"]),
+        (lambda: build("linear:bits=1"), ["bits=1", "2, 3, 4, 5, 6, 7, 8"]),
+        (lambda: build("topk:ratio=0"), ["ratio=0", "0 < ratio <= 1"]),
+        (lambda: build("topk:ratio=nan"), ["ratio=nan", "0 < ratio <= 1"]),
+        (lambda: make("topk", {"memory": "resdual"}), ["memory 'resdual'", "'residual'?"]),
+        (lambda: make("topk", {"memory": 7}), ["memory=7", "none, residual"]),
+        (lambda: make("topk", {"memory": "residual:decay=0"}), ["residual: got decay=0", "<= 1"]),
+    ],
+)
+def test_messages_say_what_is_allowed(start, parts):
+    with pytest.raises(SettingsError) as caught:
+        start()
+    for part in parts:
+        assert part in str(caught.value), str(caught.value)
+
+
+def test_an_unbiased_codec_refuses_a_residual():
+    for name, settings in (
+        ("none", {}),
+        ("linear", {"rounding": "stochastic"}),
+        ("randomk", {"rescale": "yes"}),
+    ):
+        with pytest.raises(SettingsError, match="unbiased") as caught:
+            make(name, {**settings, "memory": "residual"})
+        assert "what to do" in str(caught.value)
+
+
+def test_errors_are_value_errors_of_one_family():
+    assert issubclass(SettingsError, ValueError)
+    assert issubclass(SettingsError, GradCompError)
+    with pytest.raises(ValueError, match="ratio"):
+        build("topk:ratio=7")
+
+
+@pytest.mark.parametrize("label", table.FORMS)
+def test_string_forms_round_trip(label):
+    codec = table.FORMS[label]
+    text = codec.describe()
+    assert text.partition(":")[0] == name_of(codec)
+    assert build(text) == codec
+    assert parse_codec(f"  {text.replace(',', ' , ').replace('=', ' = ')} ") == codec
+    assert pickle.loads(pickle.dumps(codec)) == codec == copy.deepcopy(codec)
+    assert hash(build(text)) == hash(codec)
+
+
+def test_numbers_of_string_forms():
+    assert build("topk:ratio=1e-3").ratio == 1e-3
+    assert build("topk:ratio=1").ratio == 1
+    assert build("linear:bits=4") == REGISTRY["linear"](bits=4)
+    assert split("a:b=1,c=2.5,d=x,e=True,f=false,g=None") == (
+        "a",
+        {"b": 1, "c": 2.5, "d": "x", "e": True, "f": False, "g": None},
+    )
+
+
+def test_defaults():
+    for name, rows in table.SETTINGS.items():
+        assert rows[0] == {}
+        settings = make(name, {})
+        assert settings.memory == MEMORIES[REGISTRY[name]().default_memory]()
+        assert settings.options == Options()
+
+
+def test_memory_forms():
+    assert make("topk", {"memory": "none"}).memory == NoMemory()
+    assert make("topk", {"memory": "residual:decay=0.9"}).memory == Residual(decay=0.9)
+    assert make("topk", {"memory": Residual(decay=0.5)}).memory == Residual(decay=0.5)
+
+
+def test_the_codec_knows_whether_it_has_a_memory():
+    assert make("randomk", {}).codec.rescale == "no"
+    assert make("randomk", {"memory": "none"}).codec.rescale == "yes"
+    assert make("randomk", {"rescale": "yes"}).memory == NoMemory()
+    assert assemble(build("topk"), Options()).codec == build("topk")
+
+
+def test_settings_describe_everything():
+    settings = make("topk", {"ratio": 0.05, "seed": 7, "memory": "residual:decay=0.9"})
+    text = settings.describe()
+    assert "\n" not in text
+    for part in ("topk:ratio=0.05", "memory=residual:decay=0.9", "seed=7", "min_numel=1024"):
+        assert part in text
+    other = make("topk", {"ratio": 0.05, "seed": 8, "memory": "residual:decay=0.9"})
+    assert other.describe() != text
+    assert make("topk", {"memory": "residual"}).describe() == make("topk", {}).describe()
+
+
+def test_signatures_show_settings_and_options():
+    for name, cls in REGISTRY.items():
+        parameters = signature(cls).parameters
+        assert list(parameters) == [f.name for f in dataclasses.fields(cls)] + list(BAD_OPTIONS)
+        assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values()), name
+
+
+def test_codecs_cannot_be_changed():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        build("topk").ratio = 0.5
+
+
+def test_numpy_numbers_are_refused_or_mean_the_same():
+    assert build("topk") == REGISTRY["topk"](ratio=np.float64(0.01))
+    with pytest.raises(SettingsError, match="bits="):
+        REGISTRY["linear"](bits=np.float64(4))
