@@ -65,7 +65,9 @@ def _table(rows: list[dict[str, Any]], title: str) -> Table:
     heads = ("codec", "values", "encode", "decode", "bytes per\nvalue", "extra\nMB")
     for i, head in enumerate((*heads, "error", "error,\nheavy")):
         justify: Literal["right", "left"] = "right" if i else "left"
-        table.add_column(head, justify=justify, overflow="fold", no_wrap=i > 0)
+        table.add_column(
+            head, justify=justify, overflow="fold", no_wrap=i > 0, min_width=0 if i else 14
+        )
     for row in rows:
         table.add_row(
             row["codec"],
