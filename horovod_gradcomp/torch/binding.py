@@ -183,8 +183,7 @@ class Binding:
         used = [unit for unit in self.units if not unit.idle]
         if not self._sum:
             self._bad += [unit.bad for unit in used]
-        # The one place where a step may wait for the device.
-        bad = bool(self._bad) and torch.stack(self._bad).sum().item() != 0
+        bad = _any_bad(self._bad)
         for unit in used:
             unit.drop() if bad else unit.commit()
         self.stats.steps += 1
@@ -268,6 +267,14 @@ class Binding:
             count += 1
             unique = f"{name}#{count}"
         return unique
+
+
+def _any_bad(flags: list[Tensor]) -> bool:
+    """Return whether any flag is not 0: the one place where a step waits for the device."""
+    devices: dict[torch.device, list[Tensor]] = {}
+    for flag in flags:
+        devices.setdefault(flag.device, []).append(flag)
+    return any(torch.stack(group).sum().item() != 0 for group in devices.values())
 
 
 def _fingerprint(names: list[str], params: list[Tensor]) -> str:
