@@ -215,19 +215,19 @@ LAWS: tuple[Callable[[Case], None], ...] = (
     results_are_finite,
     nothing_is_lost,
     runs_repeat,
-    error_is_optional,
-    storage_is_own,
-    payloads_add,
     bias_is_declared,
 )
 """Hold for every kind of values."""
 
-SHAPE_LAWS: tuple[Callable[[Case], None], ...] = (
+FEW_KINDS_LAWS: tuple[Callable[[Case], None], ...] = (
+    error_is_optional,
+    storage_is_own,
+    payloads_add,
     zeros_stay_zeros,
     generators_are_left_alone,
     bad_values_keep_the_size,
 )
-"""Do not depend on the values."""
+"""Hold too, and depend little on the values."""
 
 
 def obey(laws: Iterable[Callable[[Case], None]], case: Case) -> None:
@@ -344,18 +344,16 @@ def bad_ranks_are_seen_by_all(ranks: Ranks, grads: np.ndarray) -> None:
     fw = ranks.fw
     ranks.step(0, grads)
     for bad_rank in range(ranks.size):
-        for value in (np.nan, np.inf, -np.inf):
-            for at in (0, ranks.numel // 2, ranks.numel - 1):
-                before = [[fw.array(s) for s in state] for state in ranks.held]
-                spoilt = grads.copy()
-                spoilt[bad_rank, at] = value
-                outcomes = ranks.step(1, spoilt)
-                for outcome in outcomes:
-                    assert np.isnan(fw.array(outcome.bad)), "the flag does not tell"
-                    assert not np.isfinite(fw.array(outcome.total)).any(), "a finite gradient"
-                for old, state in zip(before, ranks.held):
-                    for a, b in zip(old, state):
-                        same_bits(a, fw.array(b), "memory after a bad step")
+        for value, at in ((np.nan, 0), (np.inf, ranks.numel // 2), (-np.inf, ranks.numel - 1)):
+            before = [[fw.array(s) for s in state] for state in ranks.held]
+            spoilt = grads.copy()
+            spoilt[bad_rank, at] = value
+            for outcome in ranks.step(1, spoilt):
+                assert np.isnan(fw.array(outcome.bad)), "the flag does not tell"
+                assert not np.isfinite(fw.array(outcome.total)).any(), "a finite gradient"
+            for old, state in zip(before, ranks.held):
+                for a, b in zip(old, state):
+                    same_bits(a, fw.array(b), "memory after a bad step")
     for outcome in ranks.step(2, grads):
         assert fw.array(outcome.bad) == 0
         assert np.isfinite(fw.array(outcome.total)).all()

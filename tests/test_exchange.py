@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from horovod_gradcomp import ExchangeError
-from horovod_gradcomp.codecs import build
+from horovod_gradcomp.codecs import REGISTRY, build
 from horovod_gradcomp.core import exchange
 from horovod_gradcomp.core.codec import Bias
 from horovod_gradcomp.core.exchange import Carrier, Gather, Reduce, Reply
 from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.settings import make, signature
 from tests import checks, frameworks, lockstep, table
 
 TORCH = frameworks.load("torch")
@@ -29,16 +30,19 @@ def test_books_balance(pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_a_bad_rank_is_seen_by_all(fw, pair):
-    codec, memory = PAIRS[pair]
+def test_a_bad_rank_is_seen_by_all(pair):
+    fw, (codec, memory) = TORCH, PAIRS[pair]
     grads = np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)
     checks.bad_ranks_are_seen_by_all(lockstep.Ranks(fw, codec, memory, size=2, numel=300), grads)
 
 
-@pytest.mark.parametrize("text", ["linear:bits=4", "topk:ratio=0.1", "randomk:ratio=0.1"])
-def test_books_balance_in_tensorflow(text):
-    fw, codec = frameworks.load("tensorflow"), build(text).with_memory(True)
-    checks.books_balance(lockstep.Ranks(fw, codec, Residual(), size=2, numel=300), steps=20)
+@pytest.mark.parametrize("name", REGISTRY)
+def test_both_in_tensorflow(name):
+    settings = make(name, {"ratio": 0.1} if "ratio" in signature(REGISTRY[name]).parameters else {})
+    few = lockstep.Ranks(frameworks.load("tensorflow"), settings.codec, settings.memory, 2, 300)
+    checks.books_balance(few, steps=15)
+    grads = np.random.default_rng(0).standard_normal((2, 300)).astype(np.float32)
+    checks.bad_ranks_are_seen_by_all(few, grads)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])

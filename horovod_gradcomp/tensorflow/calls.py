@@ -9,8 +9,9 @@ missing in another trace.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
@@ -41,9 +42,9 @@ def find(tensor: Any) -> Call | None:
     process_set, op = None, None
     for frame in _horovod_frames():
         names = frame.f_locals
-        if process_set is None and isinstance(names.get("op"), int):
-            if isinstance(names.get("process_set"), ProcessSet):
-                process_set, op = names["process_set"], names["op"]
+        known = isinstance(names.get("op"), int)
+        if process_set is None and known and isinstance(names.get("process_set"), ProcessSet):
+            process_set, op = names["process_set"], names["op"]
         if frame.f_code.co_name in _REDUCTION:
             grads, variables = names.get("grads"), names.get("vars")
             if op is None or not _lists(grads, variables):

@@ -12,7 +12,8 @@ import os
 import re
 import warnings
 import weakref
-from typing import Any, Callable, Iterable, TypeVar, cast
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -228,7 +229,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     do="set jit_compile=False in tf.function(...) or model.compile(...)",
                 )
             )
-        if int(os.environ.get("HOROVOD_ELASTIC", 0)):
+        if int(os.environ.get("HOROVOD_ELASTIC", "0")):
             raise GradCompError(
                 explain(
                     got="elastic training",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -55,7 +56,7 @@ def fold(seed: int, name: str, step: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # Each takes tensors of one signature only, so that none is ever traced a second time.
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _encoder(codec: Codec, numel: int, call: Call, want_error: bool) -> Any:
     def encode(x: Tensor, key: Any) -> tuple[Any, ...]:
         return tuple(codec.encode(xp, x, _with_key(call, key), want_error=want_error))
@@ -63,7 +64,7 @@ def _encoder(codec: Codec, numel: int, call: Call, want_error: bool) -> Any:
     return tf.function(encode, autograph=False)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _decoder(codec: Codec, numel: int, call: Call, fixed: float | None) -> Any:
     def decode(payloads: list[Tensor], key: Any, scale: Any = fixed) -> Tensor:
         return codec.decode(xp, payloads, numel, _with_key(call, key), scale=scale)
@@ -71,12 +72,12 @@ def _decoder(codec: Codec, numel: int, call: Call, fixed: float | None) -> Any:
     return tf.function(decode, autograph=False)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _advance() -> Any:
     return tf.function(random.advance, autograph=False)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _judge(ranks: tuple[int, ...]) -> Any:
     carrier, size = Carrier(ranks), len(ranks)
 

@@ -42,6 +42,7 @@ class Unit:
         self._exchange: exchange.Exchange | None = None
         self._handle: int | None = None
         self._factor: float | None = None
+        self._nbytes = 0
         self._outcome: exchange.Outcome | None = None
         self.state = tuple(
             torch.zeros(bucket.numel, dtype=torch.float32, device=device)
@@ -113,6 +114,7 @@ class Unit:
 
     def gather(self, payload: Tensor, name: str, process_set: Any) -> None:
         """Start the own collective of a GATHER payload."""
+        self._nbytes = payload.numel()
         self._handle = hvd.allgather_async(payload, name=name, process_set=process_set)
 
     def finish_gather(self, factor: float, size: int) -> None:
@@ -130,12 +132,12 @@ class Unit:
         with self.stats.timed("wait_ms"):
             handle, self._handle = self._handle, None
             gathered = hvd.synchronize(handle)
-        if gathered.numel() % size:
+        if gathered.numel() != size * self._nbytes:
             raise ExchangeError(
                 explain(
                     got=f"{gathered.numel()} bytes for '{self.bucket.name}' from {size} ranks",
-                    expected="as many from each rank",
-                    why="the size follows from the settings and the shape",
+                    expected=f"{size} x {self._nbytes} bytes",
+                    why="the size follows from the settings and the shape, so some rank has others",
                     do="give every rank the same compression and the same model",
                 )
             )

@@ -180,7 +180,7 @@ def test_a_tensor_of_unknown_origin(two_ranks):
 def test_a_checkpoint_continues_bit_for_bit(two_ranks):
     same = results(two_ranks["checkpoint"])
     for rank in same:
-        assert len(rank) == 4
+        assert len(rank) == 3
         assert all(rank.values()), rank
 
 

@@ -35,7 +35,7 @@ def test_other_settings_on_one_rank_are_named() -> None:
     """A rank with another ratio ends the run with a message, on every rank, and no hang."""
     reports = run_ranks("torch_other_settings.py", 2, timeout=90)
     for report in reports:
-        assert "bytes" in report["error"], report
+        assert "bytes for 'weight' from 2 ranks; expected 2 x" in report["error"], report
 
 
 def test_a_rank_that_dies_ends_the_others() -> None:

@@ -144,7 +144,7 @@ def message(call):
     return "nothing was raised"
 
 
-# Training ------------------------------------------------------------------------------------------
+# Training -----------------------------------------------------------------------------------------
 def train(codec, graph, steps=30, **tape):
     trainer = Trainer(make(codec), graph=graph, rate=0.01, **tape)
     trainer.run(steps)
@@ -169,27 +169,28 @@ def training_briefly():
 def options():
     """The same steps under other options of the tape."""
     out = {}
-    for graph in (True, False):
-        plain = Trainer(make("topk"), graph=graph)
-        expected = flat(plain.run(3))
-        for name, tape in {
-            "groups": {"groups": 2},
-            "listed groups": {},
-            "sum": {"op": hvd.Sum},
-            "predivide": {"gradient_predivide_factor": 2.0},
-        }.items():
-            other = Trainer(make("topk"), graph=graph, **tape)
-            if name == "listed groups":
-                other.tape = {"groups": [[other.weights[3], other.weights[0]]]}
-            factor = hvd.size() if name == "sum" else 1
-            out[f"{name}, {mode(graph)}"] = {
-                "difference": max(
-                    float(np.abs(y - factor * x).max() / np.abs(x).max())
-                    for x, y in zip(expected, flat(other.run(3)))
-                ),
-                "same state": digest(plain.compression.variables)
-                == digest(other.compression.variables),
-            }
+    plain = Trainer(make("topk"))
+    expected = flat(plain.run(3))
+    for name, graph, tape in (
+        ("groups", True, {"groups": 2}),
+        ("groups", False, {"groups": 2}),
+        ("listed groups", True, {}),
+        ("sum", True, {"op": hvd.Sum}),
+        ("sum", False, {"op": hvd.Sum, "groups": 3}),
+        ("predivide", True, {"gradient_predivide_factor": 2.0}),
+    ):
+        other = Trainer(make("topk"), graph=graph, **tape)
+        if name == "listed groups":
+            other.tape = {"groups": [[other.weights[3], other.weights[0]]]}
+        factor = hvd.size() if name == "sum" else 1
+        out[f"{name}, {mode(graph)}"] = {
+            "difference": max(
+                float(np.abs(y - factor * x).max() / np.abs(x).max())
+                for x, y in zip(expected, flat(other.run(3)))
+            ),
+            "same state": digest(plain.compression.variables)
+            == digest(other.compression.variables),
+        }
     return out
 
 
@@ -276,7 +277,7 @@ def two_tapes():
     return out
 
 
-# Bad steps -------------------------------------------------------------------------------------------
+# Bad steps ----------------------------------------------------------------------------------------
 def spoil(where, value):
     def change(grads):
         if hvd.rank() == hvd.size() - 1:
@@ -304,25 +305,29 @@ def bad_step_briefly():
 
 
 def spoilt_runs(*runs):
-    out = {}
+    out, straight = {}, {}
     for name, codec, where, value, options in runs:
-        trainer, straight = Trainer(make(codec), **options), Trainer(make(codec), **options)
-        trainer.run(2), straight.run(2)
+        if codec not in straight:
+            without = Trainer(make(codec))
+            without.run(2)
+            without.steps = 3
+            straight[codec] = digest(flat(without.run(2)))
+        trainer = Trainer(make(codec), **options)
+        trainer.run(2)
         before = digest(trainer.compression.variables)
         grads = trainer.step(spoil(where, value))
         after = digest(trainer.compression.variables)
-        trainer.steps, straight.steps = 3, 3
         out[name] = {
             "where": where,
             "finite": [bool(np.isfinite(g).all()) for g in grads],
             "state kept": before == after,
-            "then as before": digest(flat(trainer.run(2))) == digest(flat(straight.run(2))),
+            "then as before": digest(flat(trainer.run(2))) == straight[codec],
             "counted": trainer.compression.stats()["bad_steps"],
         }
     return out
 
 
-# Gradients of other kinds -------------------------------------------------------------------------------
+# Gradients of other kinds -------------------------------------------------------------------------
 @check
 def sparse():
     """An embedding's IndexedSlices pass by, yet spoil the step; as dense they are compressed."""
@@ -391,7 +396,7 @@ def unknown_tensor():
     }
 
 
-# State and numbers -----------------------------------------------------------------------------------------
+# State and numbers --------------------------------------------------------------------------------
 @check
 def checkpoint():
     out = {}
@@ -401,7 +406,7 @@ def checkpoint():
         with tempfile.TemporaryDirectory() as folder:
             path = tf.train.Checkpoint(compression=straight.compression).write(f"{folder}/c")
             expected = digest(flat(straight.run(3)))
-            for bound in (True, False):
+            for bound in (True, False) if codec == "topk" else (False,):
                 again = Trainer(make(codec), graph=bound)
                 if bound:
                     again.compression.bind(again.weights)
@@ -462,7 +467,7 @@ def eager_everything():
     }
 
 
-# Refusals --------------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------
 @check
 def refusals():
     def jitted():
@@ -504,7 +509,7 @@ def refusals():
     }
 
 
-# Process sets, one process, Keras -----------------------------------------------------------------------------
+# Process sets, one process, Keras -----------------------------------------------------------------
 @check
 def process_set():
     """Ranks 0 and 2 of three train together, rank 1 by itself."""
