@@ -67,11 +67,14 @@ SHAPES: tuple[Shapes, ...] = (
 )
 """Of the tensors that make up the flat input; their sum of elements is its size."""
 
-FEW_SHAPES: tuple[Shapes, ...] = (whole(9), split(4097))
-"""For eager TensorFlow, where one operation costs as much as a thousand elements."""
+FEW_SHAPES: tuple[Shapes, ...] = (split(4097),)
+"""For what is slow."""
 
-COMPARED: tuple[Shapes, ...] = (*map(whole, (1, 1001, 1025)), *map(split, (1024, 70_003)))
-"""On which the frameworks are compared."""
+COMPARED: tuple[Shapes, ...] = (*map(whole, (1, 1001)), *map(split, (1024, 70_003)))
+"""On which the frameworks are compared, by few kinds of values."""
+
+FEW_COMPARED: tuple[Shapes, ...] = (whole(1001), split(70_003))
+"""By all kinds of values."""
 
 
 def numel(shapes: Shapes) -> int:
@@ -160,7 +163,7 @@ VALUES: dict[str, Callable[[int], np.ndarray]] = {
 }
 """By name: what makes ``n`` finite values."""
 
-FEW_KINDS = ("gaussian", "ties", "huge")
+FEW_KINDS = ("gaussian", "ties")
 """For what depends little on the values."""
 
 

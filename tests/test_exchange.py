@@ -56,9 +56,9 @@ def test_no_compression_is_the_mean(fw, size, average):
 
 
 @pytest.mark.parametrize("label", table.FORMS)
-def test_scale_of_a_sum(fw, label):
+def test_scale_of_a_sum(label):
     """The sum is N times the mean."""
-    codec, size, n = table.FORMS[label], 3, 65
+    fw, codec, size, n = TORCH, table.FORMS[label], 3, 65
     grads = np.random.default_rng(1).standard_normal((size, n)).astype(np.float32)
     totals = [
         fw.array(lockstep.Ranks(fw, codec, NoMemory(), size, n, average).step(0, grads)[0].total)

@@ -6,13 +6,16 @@ puts the four together so that errors read alike in every front end.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 
 class GradCompError(Exception):
     """Base of everything this package raises on purpose."""
 
     # TensorFlow re-raises an error from a traced function with more in its message, but only where
     # it knows the constructor; others become a StagingError.
-    __init__ = Exception.__init__
+    if not TYPE_CHECKING:
+        __init__ = Exception.__init__
 
 
 class SettingsError(GradCompError, ValueError):

@@ -145,7 +145,7 @@ def clamp_(a: Tensor, low: float, high: float) -> Tensor:
 
 
 def where(mask: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
-    dtype = a.dtype if tf.is_tensor(a) else b.dtype if tf.is_tensor(b) else tf.float32
+    dtype = getattr(a, "dtype", None) or getattr(b, "dtype", tf.float32)
     return tf.where(mask, tf.convert_to_tensor(a, dtype), tf.convert_to_tensor(b, dtype))
 
 

@@ -8,6 +8,7 @@ missing in another trace.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
 
+_ALLREDUCE = ("allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce")
 _REDUCTION = ("allreduce_grads", "tf__allreduce_grads")
 _LOOK_BACK = 12
 """Frames between a hash of the compressor and Horovod's optimizer, at most."""
@@ -35,28 +37,35 @@ class Call(NamedTuple):
 
     process_set: Any
     op: int
+    name: str
+    """Of Horovod's own operation: alike on all ranks, and no other has it at the same time."""
 
 
 def find(tensor: Any) -> Call | None:
     """Return the reduction of gradients that ``compress`` is called from, or None."""
-    process_set, op = None, None
+    allreduce: dict[str, Any] = {}
     for frame in _horovod_frames():
-        names = frame.f_locals
-        known = isinstance(names.get("op"), int)
-        if process_set is None and known and isinstance(names.get("process_set"), ProcessSet):
-            process_set, op = names["process_set"], names["op"]
-        if frame.f_code.co_name in _REDUCTION:
-            grads, variables = names.get("grads"), names.get("vars")
-            if op is None or not _lists(grads, variables):
-                return None
-            places = tuple(i for i, grad in enumerate(grads) if grad is tensor)
-            return Call(grads, variables, places, process_set, op) if places else None
+        function = frame.f_code.co_name
+        if function in _ALLREDUCE and not allreduce:
+            allreduce = frame.f_locals
+        if function in _REDUCTION:
+            return _call(tensor, frame.f_locals, allreduce)
     return None
 
 
-def _lists(grads: Any, variables: Any) -> bool:
-    both = isinstance(grads, (list, tuple)) and isinstance(variables, (list, tuple))
-    return both and len(grads) == len(variables)
+def _call(tensor: Any, reduction: dict[str, Any], allreduce: dict[str, Any]) -> Call | None:
+    grads, variables = reduction.get("grads"), reduction.get("vars")
+    process_set, op, name = (allreduce.get(key) for key in ("process_set", "op", "name"))
+    if not isinstance(op, int) or not isinstance(process_set, ProcessSet):
+        return None
+    if not isinstance(grads, (list, tuple)) or not isinstance(variables, (list, tuple)):
+        return None
+    places = tuple(i for i, grad in enumerate(grads) if grad is tensor)
+    if not places or len(grads) != len(variables):
+        return None
+    if name is None and not tf.executing_eagerly():
+        name = tensor.name
+    return Call(grads, variables, places, process_set, op, re.sub(r"\W", "_", name or ""))
 
 
 def _horovod_frames() -> Iterator[FrameType]:

@@ -7,8 +7,6 @@ shares the traced reduction of two models of equal shapes that are given the sam
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import warnings
 import weakref
@@ -20,18 +18,16 @@ import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 
 from ..core import policy
-from ..core.errors import BindingError, ExchangeError, GradCompError, SettingsError, explain
+from ..core.errors import BindingError, SettingsError, explain
 from ..core.namespace import Namespace
 from ..core.settings import Settings
 from ..core.stats import Stats
-from . import calls
+from . import calls, refusals
 from .steps import Steps, outside
 from .unit import Ticket, Unit
 
 Tensor = Any
 F = TypeVar("F", bound=Callable[..., Any])
-
-_claims: dict[str, int] = {}
 
 
 def _as_written(function: F) -> F:
@@ -46,7 +42,6 @@ class _Book:
         self.names: dict[int, tuple[Any, str]] = {}
         self.met = 0
         self.steps = Steps()
-        self.fingerprint = ""
         self.warned = False
 
 
@@ -100,7 +95,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         if call is None:
             return self._dense(tensor)
         self._register(call.variables)
-        step = self._book.steps.find(call, self._book.fingerprint)
+        step = self._book.steps.find(call)
         variable = call.variables[step.place(call)]
         if not isinstance(variable, tf.Variable):
             return self._dense(tensor)
@@ -110,11 +105,11 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             carried = _carriable(tensor.dtype)
             step.record.bypassed[label] = numel, numel * carried.size
             return _hand_on(tensor)
-        self._refuse(tensor, call.op, step.process_set.ranks)
+        refusals.unfit_reduction(call.op)
         unit = self._unit(variable)
         raw = unit.numel * tensor.dtype.size
         step.record.units[label] = unit.numel, raw, unit.wire_bytes()
-        return unit.send(tensor, step.agreed(call.grads), step)
+        return unit.send(tensor, step.agreed(call.grads), call)
 
     @_as_written
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
@@ -154,14 +149,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         found = [v if isinstance(v, tf.Variable) else getattr(v, "value", v) for v in variables]
         for variable in found:
             if not isinstance(variable, tf.Variable):
-                raise BindingError(
-                    explain(
-                        got=f"{variable!r:.100}",
-                        expected="variables",
-                        do="bind after the model is built: compression.bind("
-                        "model.trainable_variables)",
-                    )
-                )
+                raise refusals.unbuilt(variable)
         self._register(found)
         if not self._settings.codec.identity:
             for variable in filter(self._compresses, found):
@@ -169,16 +157,13 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         return self
 
     def _register(self, variables: Iterable[Any]) -> None:
-        names, new = self._book.names, []
+        names = self._book.names
         for variable in variables:
             known = names.get(id(variable))
             if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
                 name = f"{self._book.met}.{_last_part(variable.name)}"
                 self._book.met += 1
                 names[id(variable)] = weakref.ref(variable), name
-                new.append((name, tuple(variable.shape)))
-        if new and not self._book.fingerprint:
-            self._book.fingerprint = _claim(repr(new))
 
     def _unit(self, variable: Any) -> Unit:
         name = self._book.names[id(variable)][1]
@@ -188,7 +173,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                 self._units[name] = Unit(name, variable, self._settings)
 
             outside(make)
-        return cast(Unit, self._units[name])
+        return self._units[name]
 
     def _label(self, variable: Any) -> str:
         ordinal = self._book.names[id(variable)][1].split(".")[0]
@@ -200,59 +185,10 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             self._settings.options, tuple(shape.as_list())
         )
 
-    # Refusals ------------------------------------------------------------------------------------
-    def _refuse(self, tensor: Tensor, op: int, ranks: Any) -> None:
-        if op not in (hvd.Average, hvd.Sum):
-            raise ExchangeError(
-                explain(
-                    got=f"op={_op_name(op)}",
-                    expected="op=hvd.Average or op=hvd.Sum",
-                    why="a compressed gradient can only be decoded from a linear reduction",
-                    do="use one of these, or Compression.none",
-                )
-            )
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            raise GradCompError(
-                explain(
-                    got="a TensorFlow 1 graph",
-                    expected="TensorFlow 2 behaviour",
-                    why="state is kept in variables that live outside of graphs",
-                    do="remove tf.compat.v1.disable_eager_execution(), or use Compression.none",
-                )
-            )
-        if calls.compiled_by_xla():
-            raise GradCompError(
-                explain(
-                    got="a function that XLA compiles",
-                    expected="one that it does not",
-                    why="Horovod's gather has no XLA kernel",
-                    do="set jit_compile=False in tf.function(...) or model.compile(...)",
-                )
-            )
-        if int(os.environ.get("HOROVOD_ELASTIC", "0")):
-            raise GradCompError(
-                explain(
-                    got="elastic training",
-                    expected="a fixed set of ranks",
-                    why="their number is part of the traced graph, which outlives a reset",
-                    do="run without elastic, or use Compression.none",
-                )
-            )
-
     def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Send a tensor of unknown origin as it is, which is always right."""
         if self._settings.memory.slots:
-            raise BindingError(
-                explain(
-                    got=f"a tensor of shape {tensor.shape}, {tensor.dtype.name}, that is no "
-                    "gradient of a variable in Horovod's reduction",
-                    expected="a gradient as hvd.DistributedGradientTape or "
-                    "hvd.DistributedOptimizer hands it over",
-                    why="what is not sent must be kept for this variable's next step, and two "
-                    "variables must never share it",
-                    do="reduce it through one of these, or use memory='none'",
-                )
-            )
+            raise refusals.unknown_tensor(tensor)
         if not self._book.warned and not self._settings.codec.identity:
             self._book.warned = True
             warnings.warn(
@@ -265,16 +201,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
     def __hash__(self) -> int:
         # Horovod hashes its compressor while it wraps an optimizer, the one moment to refuse it.
         if calls.constructing_keras_3_optimizer():
-            raise BindingError(
-                explain(
-                    got="hvd.DistributedOptimizer around a Keras 3 optimizer",
-                    expected="an optimizer of tf_keras, or a gradient tape",
-                    why="Keras 3 never calls Horovod's wrapper, so gradients would not be reduced "
-                    "and ranks would train apart, with or without compression",
-                    do="use hvd.DistributedGradientTape in a loop of your own, or tf_keras with "
-                    "TF_USE_LEGACY_KERAS=1",
-                )
-            )
+            raise refusals.keras_3_optimizer()
         return object.__hash__(self)
 
     # Numbers -------------------------------------------------------------------------------------
@@ -313,18 +240,6 @@ def _last_part(name: str) -> str:
     """Return the part of a variable's name that Keras does not number."""
     part = re.sub(r"_\d+$", "", name.split(":")[0].split("/")[-1])
     return re.sub(r"[^A-Za-z0-9_-]", "_", part)
-
-
-def _claim(text: str) -> str:
-    """Return a prefix for names on the wire, alike on all ranks, that no other compressor has."""
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    ordinal = _claims[digest] = _claims.get(digest, -1) + 1
-    return f"gradcomp.{digest}.{ordinal}"
-
-
-def _op_name(op: int) -> str:
-    names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
-    return next((f"hvd.{n}" for n in names if getattr(hvd, n, None) == op), repr(op))
 
 
 Compression = Namespace(Compressor)

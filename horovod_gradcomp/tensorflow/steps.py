@@ -58,21 +58,16 @@ class Record:
 class Step:
     """One reduction of gradients, in the graph that calls Horovod or eagerly."""
 
-    def __init__(self, call: Call, record: Record, graph: Any, name: str) -> None:
+    def __init__(self, call: Call, record: Record, graph: Any) -> None:
         self.record = record
         self.process_set = call.process_set
-        self._name = name
+        self._name = call.name
         self._graph = weakref.ref(graph) if graph is not None else None
         self._taken: dict[int, int] = {}
         self._agreed: Any = None
         self.active = bool(self.process_set.included()) and self.process_set.size() > 1
         if self.active:
             self._around(lambda: record.steps.assign_add(1))
-
-    @property
-    def name(self) -> str:
-        """Prefix of the names of this reduction's own collectives, equal on all ranks."""
-        return self._name
 
     def place(self, call: Call) -> int:
         """Return the position of the tensor among the gradients, each position once."""
@@ -96,7 +91,7 @@ class Step:
         flag = hvd.allreduce(
             tf.reshape(tf.add_n(own), [1]),
             op=hvd.Sum,
-            name=f"{self._name}.flag",
+            name=f"gradcomp.flag.{self._name}",
             ignore_name_scope=True,
             process_set=self.process_set,
         )[0]
@@ -120,27 +115,26 @@ class Steps:
         self._in_graphs: Any = weakref.WeakKeyDictionary()
         self._eager: tuple[int, Any, Step] | None = None
 
-    def find(self, call: Call, fingerprint: str) -> Step:
+    def find(self, call: Call) -> Step:
         """Return the step of a call, made on the first call of the step or trace."""
         if tf.executing_eagerly():
-            return self._find_eager(call, fingerprint)
+            return self._find_eager(call)
         branch = tf.compat.v1.get_default_graph()
         around = getattr(branch, "outer_graph", None)
         graph = around if hasattr(around, "outer_graph") else branch  # not a function: no branch
-        steps = self._in_graphs.setdefault(graph, {})
+        steps: dict[Any, Step] = self._in_graphs.setdefault(graph, {})
         key = tuple(getattr(_values(grad), "name", None) for grad in call.grads)
         if key not in steps:
-            name = f"{fingerprint}.{len(steps)}" if steps else fingerprint
-            steps[key] = Step(call, self._record(call), graph, name)
+            steps[key] = Step(call, self._record(call), graph)
         return steps[key]
 
-    def _find_eager(self, call: Call, fingerprint: str) -> Step:
+    def _find_eager(self, call: Call) -> Step:
         first = next(v for v in map(_values, call.grads) if v is not None)
         if self._eager is not None:
             known, tensor, step = self._eager
             if known == id(call.grads) and tensor() is first:
                 return step
-        step = Step(call, self._record(call), None, fingerprint)
+        step = Step(call, self._record(call), None)
         self._eager = (id(call.grads), weakref.ref(first), step)
         return step
 

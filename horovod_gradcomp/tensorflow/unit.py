@@ -19,7 +19,7 @@ from ..core.exchange import Carrier
 from ..core.payload import FLAG_BYTES
 from ..core.settings import Settings
 from ..ops import tensorflow as xp
-from .steps import Step
+from . import calls
 from .traced import TracedCodec, fold, judge
 
 Tensor = Any
@@ -68,13 +68,14 @@ class Unit(tf.Module):  # type: ignore[misc]
             return codec.wire_bytes(self.numel)
         return codec.wire_bytes(self.numel) + FLAG_BYTES + 4 * Carrier.WIDTH
 
-    def send(self, tensor: Tensor, agreed: Tensor, step: Step) -> tuple[Tensor, Ticket]:
+    def send(self, tensor: Tensor, agreed: Tensor, call: calls.Call) -> tuple[Tensor, Ticket]:
         """Encode a gradient and start its exchange; see :meth:`Compressor.compress`."""
-        settings, process_set = self._settings, step.process_set
+        settings, process_set = self._settings, call.process_set
+        codec: Any = TracedCodec(settings.codec)
         state = tuple(getattr(self, slot).read_value() for slot in settings.memory.slots)
         running = exchange.start(
             xp,
-            TracedCodec(settings.codec),
+            codec,
             # The gradient's own shape may be unknown, the variable's is not.
             settings.memory.compensate(xp, tf.reshape(tensor, [self.numel]), state, None),
             Call(
@@ -93,7 +94,7 @@ class Unit(tf.Module):  # type: ignore[misc]
         ticket.carrier = Carrier(process_set.ranks or range(process_set.size()))
         ticket.gathered = hvd.allgather(
             request.payload,
-            name=f"{step.name}.{self.key}",
+            name=f"gradcomp.{self.key}.{call.name}",
             ignore_name_scope=True,
             process_set=process_set,
         )

@@ -12,6 +12,8 @@ from horovod_gradcomp.core.settings import Options, assemble
 from tests import checks, frameworks, table
 
 FORMS = pytest.mark.parametrize("label", table.FORMS)
+# Eager TensorFlow takes as long for one operation as for a thousand elements, and where payloads,
+# errors and decoded values agree with torch's, most laws follow.
 SHAPES = {"torch": table.SHAPES, "tensorflow": table.FEW_SHAPES}
 GRAPHS = [
     label
@@ -45,7 +47,7 @@ def test_other_laws(fw, kind, label):
 @pytest.mark.parametrize(
     "label", [label for label, codec in table.FORMS.items() if codec.bias is Bias.UNBIASED]
 )
-@pytest.mark.parametrize("kind", ["gaussian", "heavy", "positive"])
+@pytest.mark.parametrize("kind", ["gaussian", "heavy"])
 def test_unbiased(label, kind):
     # One framework is enough: payloads agree.
     case = make(frameworks.load("torch"), label, table.split(1001), kind)
@@ -55,9 +57,11 @@ def test_unbiased(label, kind):
 @FORMS
 @pytest.mark.parametrize("kind", table.VALUES)
 def test_frameworks_agree(label, kind):
-    for shapes in table.COMPARED:
+    few = kind in table.FEW_KINDS
+    for shapes in table.COMPARED if few else table.FEW_COMPARED:
         checks.frameworks_agree(
-            [make(frameworks.load(name), label, shapes, kind) for name in frameworks.NAMES]
+            [make(frameworks.load(name), label, shapes, kind) for name in frameworks.NAMES],
+            scales=(1 / 3,) if few else (),
         )
 
 

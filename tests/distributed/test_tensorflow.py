@@ -192,9 +192,9 @@ def test_stats(two_ranks):
         assert (stats["world_size"], stats["steps"], stats["bad_steps"]) == (2, 4, 0)
         assert stats["bypassed"]["names"] == [f"1.dense_{1 + rank}/bias"]
         assert stats["bypassed"]["wire_bytes"] == 4 * 4 * 40
-        # 48 of 960: float32 values, 120 bytes of bitmap, two exchange words and the carrier; the
-        # first variable took part in three of four steps, the flag in all.
-        unit = 4 * 48 + 960 // 8 + 4 + 4 * 3
+        # 48 of 960: float32 values, int16 positions and a count, the exchange's word and the
+        # carrier; the first variable took part in three of four steps, the flag in all.
+        unit = 4 * 48 + 2 * 48 + 4 + 4 + 4 * 3
         buckets = {name: bucket["wire_bytes"] for name, bucket in stats["buckets"].items()}
         assert buckets == {
             f"0.dense_{rank}/kernel": 3 * unit,

@@ -1,0 +1,102 @@
+"""What this front end refuses, and how it says so."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from ..core.errors import BindingError, ExchangeError, GradCompError, explain
+from . import calls
+
+
+def unfit_reduction(op: int) -> None:
+    """Raise where a compressed gradient could not be reduced or decoded.
+
+    Raises:
+        ExchangeError: The reduction is not Average or Sum.
+        GradCompError: TensorFlow 1 graphs, functions that XLA compiles, elastic training.
+    """
+    if op not in (hvd.Average, hvd.Sum):
+        raise ExchangeError(
+            explain(
+                got=f"op={_op_name(op)}",
+                expected="op=hvd.Average or op=hvd.Sum",
+                why="a compressed gradient can only be decoded from a linear reduction",
+                do="use one of these, or Compression.none",
+            )
+        )
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise GradCompError(
+            explain(
+                got="a TensorFlow 1 graph",
+                expected="TensorFlow 2 behaviour",
+                why="state is kept in variables that live outside of graphs",
+                do="remove tf.compat.v1.disable_eager_execution(), or use Compression.none",
+            )
+        )
+    if calls.compiled_by_xla():
+        raise GradCompError(
+            explain(
+                got="a function that XLA compiles",
+                expected="one that it does not",
+                why="Horovod's gather has no XLA kernel",
+                do="set jit_compile=False in tf.function(...) or model.compile(...)",
+            )
+        )
+    if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+        raise GradCompError(
+            explain(
+                got="elastic training",
+                expected="a fixed set of ranks",
+                why="their number is part of the traced graph, which outlives a reset",
+                do="run without elastic, or use Compression.none",
+            )
+        )
+
+
+def unknown_tensor(tensor: Any) -> BindingError:
+    """Return the error for a tensor whose variable is not known, where there is a memory."""
+    return BindingError(
+        explain(
+            got=f"a tensor of shape {tensor.shape}, {tensor.dtype.name}, that is no gradient of a "
+            "variable in Horovod's reduction",
+            expected="a gradient as hvd.DistributedGradientTape or hvd.DistributedOptimizer "
+            "hands it over",
+            why="what is not sent must be kept for this variable's next step, and two variables "
+            "must never share it",
+            do="reduce it through one of these, or use memory='none'",
+        )
+    )
+
+
+def unbuilt(variable: Any) -> BindingError:
+    """Return the error for something else than a variable in ``bind``."""
+    return BindingError(
+        explain(
+            got=f"{type(variable).__name__} {getattr(variable, 'name', '')}".strip(),
+            expected="variables",
+            do="bind after the model is built: compression.bind(model.trainable_variables)",
+        )
+    )
+
+
+def keras_3_optimizer() -> BindingError:
+    """Return the error for the one place where a Keras 3 optimizer can be noticed."""
+    return BindingError(
+        explain(
+            got="hvd.DistributedOptimizer around a Keras 3 optimizer",
+            expected="an optimizer of tf_keras, or a gradient tape",
+            why="Keras 3 never calls Horovod's wrapper, so gradients would not be reduced and "
+            "ranks would train apart, with or without compression",
+            do="use hvd.DistributedGradientTape in a loop of your own, or tf_keras with "
+            "TF_USE_LEGACY_KERAS=1",
+        )
+    )
+
+
+def _op_name(op: int) -> str:
+    names = ("Average", "Sum", "Adasum", "Min", "Max", "Product")
+    return next((f"hvd.{n}" for n in names if getattr(hvd, n, None) == op), repr(op))
