@@ -9,7 +9,7 @@ import pytest
 from tests.distributed.launch import run_ranks
 from tests.distributed.workers.torch_laws import CHECKS
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(700)]
 
 RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
 
@@ -18,7 +18,7 @@ RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
 def run(controller: str, np: int) -> tuple[list[dict[str, str]], str]:
     """Run all checks once for each kind of run; the first that fails on a rank ends the run."""
     try:
-        return run_ranks("torch_laws.py", np, controller=controller, timeout=300), ""
+        return run_ranks("torch_laws.py", np, controller=controller, timeout=600), ""
     except AssertionError as error:
         return [], str(error)
 
