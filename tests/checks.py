@@ -81,7 +81,7 @@ class Case:
 
 
 def sizes_are_declared(case: Case) -> None:
-    """Law 3: the payload has exactly the declared bytes, and a dtype that Horovod carries."""
+    """The payload has exactly the declared bytes, and a dtype that Horovod carries."""
     payload = case.fw.array(case.once.payload)
     declared = case.codec.wire_bytes(*case.call.sizes(case.x.size))
     assert type(declared) is int, f"wire_bytes returns {declared!r}"
@@ -104,14 +104,14 @@ def results_are_flat_float32(case: Case) -> None:
 
 
 def results_are_finite(case: Case) -> None:
-    """Law 10: finite in, finite out."""
+    """Finite in, finite out."""
     assert np.isfinite(case.x).all()
     assert np.isfinite(case.sent).all(), f"decoded {_worst(~np.isfinite(case.sent), case)}"
     assert np.isfinite(case.left).all(), f"error {_worst(~np.isfinite(case.left), case)}"
 
 
 def nothing_is_lost(case: Case) -> None:
-    """Law 1, for one step: what is sent and what is left make the input, to rounding."""
+    """What is sent and what is left make the input, to rounding."""
     wrong = np.abs(case.sent + case.left - case.x)
     allowed = EPS * np.abs(case.left) + case.fw.tiny
     good = wrong <= allowed  # false for NaN
@@ -162,7 +162,7 @@ def payloads_add(case: Case) -> None:
     other = case.on(case.x[::-1] * np.float32(0.5))
     first, second = case.once.payload, other.once.payload
     parts = np.abs(case.sent) + np.abs(other.sent)
-    if case.codec.combine is Combine.SUM:  # law 8
+    if case.codec.combine is Combine.SUM:
         with np.errstate(over="ignore"):
             summed = case.fw.array(first) + case.fw.array(second)
         payloads = [case.fw.tensor(summed)]
@@ -179,7 +179,7 @@ def payloads_add(case: Case) -> None:
 
 
 def bias_is_declared(case: Case) -> None:
-    """Law 8: a contraction never leaves more than the input; an identity leaves nothing."""
+    """A contraction never leaves more than the input; an identity leaves nothing."""
     assert isinstance(case.codec.bias, Bias)
     error, whole = case.x - case.sent, np.linalg.norm(case.x.astype(np.float64))
     if case.codec.bias is Bias.CONTRACTION:
@@ -189,7 +189,7 @@ def bias_is_declared(case: Case) -> None:
 
 
 def generators_are_left_alone(case: Case) -> None:
-    """Law 9: no generator of the user is moved."""
+    """No generator of the user is moved."""
     case.fw.seed()
     expected = case.fw.draw()
     case.fw.seed()
@@ -198,7 +198,7 @@ def generators_are_left_alone(case: Case) -> None:
 
 
 def bad_values_keep_the_size(case: Case) -> None:
-    """Law 7: inf and NaN change neither the size of a payload nor that it can be decoded."""
+    """Inf and NaN change neither the size of a payload nor that it can be decoded."""
     size = case.fw.array(case.once.payload).nbytes
     for value in (np.nan, np.inf, -np.inf):
         x = case.x.copy()
@@ -242,7 +242,7 @@ def obey(laws: Iterable[Callable[[Case], None]], case: Case) -> None:
 
 
 def mean_is_unbiased(case: Case, *, keys: int = 300) -> None:
-    """Law 8: over many steps the mean of what is sent is the input, within five sigma."""
+    """Over many steps the mean of what is sent is the input, within five sigma."""
     assert case.codec.bias is Bias.UNBIASED
     x = case.x.astype(np.float64)
     draws = np.stack(
@@ -270,7 +270,7 @@ def mean_is_unbiased(case: Case, *, keys: int = 300) -> None:
 
 
 def frameworks_agree(cases: Iterable[Case], *, scales: Iterable[float] = (1 / 3,)) -> None:
-    """Law 4: payloads agree bit for bit, error and decoded values but for flushed subnormals."""
+    """Payloads agree bit for bit, error and decoded values but for flushed subnormals."""
     first, *others = cases
     tiny = max(case.fw.tiny for case in (first, *others))
     for case in others:
@@ -309,7 +309,7 @@ def _worst(wrong: np.ndarray, case: Case) -> str:
 
 
 def books_balance(ranks: Ranks, *, steps: int = 40) -> None:
-    """Laws 1 and 2: at every step applied plus held is the sum of the true mean gradients.
+    """At every step applied plus held is the sum of the true mean gradients.
 
     The gradients hold a spike for three steps. A reduction in half precision rounds after the
     memory has looked, so its books balance to half precision.
@@ -341,7 +341,7 @@ def books_balance(ranks: Ranks, *, steps: int = 40) -> None:
 
 
 def bad_ranks_are_seen_by_all(ranks: Ranks, grads: np.ndarray) -> None:
-    """Law 7: inf or NaN on one rank gives every rank the same bad, non-finite outcome.
+    """Inf or NaN on one rank gives every rank the same bad, non-finite outcome.
 
     Every memory stays as it was, and the next step is a good one.
     """

@@ -57,6 +57,8 @@ def whole(n: int) -> Shapes:
 
 def split(n: int) -> Shapes:
     """Return the shapes of three tensors of ``n`` elements in all, one of them a scalar."""
+    if n < 3:
+        return whole(n)
     first = n // 3
     return ((first,), (), (n - first - 1, 1))
 

@@ -36,6 +36,14 @@ def test_a_bad_rank_is_seen_by_all(pair):
     checks.bad_ranks_are_seen_by_all(lockstep.Ranks(fw, codec, memory, size=2, numel=300), grads)
 
 
+@pytest.mark.parametrize("numel", [1, 7, 9, 1001])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_sizes_that_no_rank_count_divides(pair, numel):
+    codec, memory = PAIRS[pair]
+    for size in (1, 2, 3):
+        checks.books_balance(lockstep.Ranks(TORCH, codec, memory, size, numel), steps=3)
+
+
 @pytest.mark.parametrize("name", REGISTRY)
 def test_both_in_tensorflow(name):
     settings = make(name, {"ratio": 0.1} if "ratio" in signature(REGISTRY[name]).parameters else {})

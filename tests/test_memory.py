@@ -61,7 +61,7 @@ def test_residual_decays(fw):
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("decay", [1.0, 0.9, 0.3])
 def test_frameworks_compensate_alike(decay, dtype):
-    """Law 4: else the payloads of two frameworks drift apart."""
+    """Else the payloads of two frameworks drift apart."""
     grad, held = table.values("gaussian", 4099), table.values("gaussian", 4099)[::-1].copy()
     grad = grad.astype(dtype)
     got = [

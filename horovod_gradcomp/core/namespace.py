@@ -42,6 +42,10 @@ class Factory:
             self._default = self()
         return self._default
 
+    def __hash__(self) -> int:
+        # A compressor may refuse the place where it is used as a key.
+        return hash(self._instance())
+
     def __repr__(self) -> str:
         return f"Compression.{self._name}"
 

@@ -4,6 +4,7 @@ import importlib
 import inspect
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import horovod_gradcomp.codecs as codecs
@@ -63,6 +64,15 @@ def test_frameworks_agree(label, kind):
             [make(frameworks.load(name), label, shapes, kind) for name in frameworks.NAMES],
             scales=(1 / 3,) if few else (),
         )
+
+
+@FORMS
+def test_a_scale_may_be_a_tensor(fw, label):
+    case = make(fw, label, table.whole(100), "gaussian")
+    for scale in (1.0, 0.25, 1 / 3):
+        want = case.decode([case.once.payload], scale)
+        got = case.decode([case.once.payload], fw.tensor(np.float32(scale)))
+        checks.same_bits(fw.array(want), fw.array(got), signed=False)
 
 
 @pytest.mark.parametrize("label", GRAPHS)
@@ -138,6 +148,11 @@ def test_docstring_says_what_the_wire_holds(name):
         assert part in text, part
     for field in inspect.signature(codecs.REGISTRY[name]).parameters:
         assert f"{field}: " in text, field
+
+
+def test_empty_tensors_never_come():
+    """Front ends pass them by; a codec need not know what their extremes are."""
+    assert "numel > 0" in Codec.encode.__doc__
 
 
 def test_docstring_examples():

@@ -6,7 +6,7 @@ import pytest
 
 from .launch import run_ranks
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(500)]
 
 WORKER = "tensorflow_tape.py"
 ROUNDING = 1e-6
@@ -32,7 +32,7 @@ TWO_RANKS = (
 
 
 def start(np, checks, **options):
-    ranks = run_ranks(WORKER, np, args=checks, timeout=250, **options)
+    ranks = run_ranks(WORKER, np, args=checks, timeout=450, **options)
     return {check: [rank[check] for rank in ranks] for check in checks}
 
 
@@ -263,5 +263,7 @@ def test_one_process_changes_nothing(one_rank):
 
 
 def test_a_keras_3_optimizer_is_refused_at_construction(one_rank):
-    (text,) = one_rank["keras_3_optimizer"]
-    assert text.startswith("BindingError: got hvd.DistributedOptimizer around a Keras 3 optimizer")
+    (texts,) = one_rank["keras_3_optimizer"]
+    assert len(texts) == 2
+    for text in texts:
+        assert text.startswith("BindingError: got hvd.DistributedOptimizer around a Keras 3")

@@ -248,10 +248,10 @@ def keras_3_optimizer():
     import horovod.tensorflow.keras as hvd_keras
     import keras
 
-    def wrap():
-        hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), compression=make("topk"))
+    def wrap(compression):
+        hvd_keras.DistributedOptimizer(keras.optimizers.SGD(), compression=compression)
 
-    return message(wrap)
+    return [message(lambda c=c: wrap(c)) for c in (make("topk"), Compression.topk)]
 
 
 @check
