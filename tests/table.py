@@ -14,6 +14,8 @@ from horovod_gradcomp.core.random import fold
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [{}],
     "fp16": [{}],
+    "bf16": [{}],
+    "fp8": [{}, {"format": "e5m2", "block": 24}],
     "linear": [
         {},
         {"bits": 2},
@@ -25,6 +27,22 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"rounding": "stochastic"},
         {"bits": 2, "block": 64, "rounding": "stochastic"},
     ],
+    "logarithmic": [
+        {},
+        {"bits": 2, "range": 1000.0},
+        {"bits": 5, "block": 24, "range": 1},
+        {"bits": 3, "range": None},
+    ],
+    "qsgd": [
+        {},
+        {"bits": 2},
+        {"bits": 3, "block": 24, "norm": "l2"},
+        {"bits": 8, "block": 65_536},
+    ],
+    "terngrad": [{}, {"clip_sigma": None}, {"block": 24, "clip_sigma": 1.0}],
+    "natural": [{}],
+    "sign": [{}, {"block": 24}, {"scale": "rms", "block": 65_536}],
+    "onebit": [{}, {"block": 24}],
     "topk": [
         {},
         {"ratio": 1e-4},

@@ -31,6 +31,7 @@ TIES = _rng.integers(0, 50, 777).astype(np.int32)
 MASK = X > 0
 WHERE = np.sort(_rng.permutation(4099)[:300])
 SMALL = X[300:600]
+SMALL_ROWS = _rng.standard_normal((9, 41)).astype(np.float32)
 LAYOUT = Layout((Section("uint8", 1, 5), Section("float32", 3, 2), Section("int16", 1, 3)))
 PARTS = (BYTES[:5].reshape(1, 5), X[:6].reshape(3, 2), INTS[:3].astype(np.int16).reshape(1, 3))
 NAN = np.float32(np.nan)
@@ -87,30 +88,58 @@ CASES = {
             (BYTES, "float32"),
             (BYTES & 1, "bool"),
             (MASK, "uint8"),
+            (INTS, "uint8"),
+            (INTS, "float32"),
+            (BYTES, "int16"),
+            (BYTES, "int32"),
+            (INTS, "int16"),
+            (X, "float64"),
+            (X.astype(np.float64), "float32"),
         ]
+    ],
+    "view": [
+        (lambda xp, x: xp.view(x, "int32"), [X]),
+        (lambda xp, x: xp.view(x, "float32"), [X.view(np.int32)]),
+        (lambda xp, x: xp.view(x, "float16"), [HALF.view(np.int16)]),
     ],
     "reshape": [(lambda xp, x: xp.reshape(x, (64, -1)), [ROWS])],
     "copy": [(lambda xp, x: xp.copy(x), [X])],
     "concat": [(lambda xp, x: xp.concat([x, x[:, :3]], axis=1), [ROWS])],
     "pad_columns": [(lambda xp, x, w=w: xp.pad_columns(x, w), [ROWS]) for w in (128, 136)],
-    "add": [(lambda xp, a, b: xp.add(a, b), [X, Y])],
-    "add_": [(lambda xp, a, b: xp.add_(a, b), [X, Y])],
+    "add": [
+        (lambda xp, a, b: xp.add(a, b), [X, Y]),
+        (lambda xp, a: xp.add(a, 0.1), [X]),
+        (lambda xp, a: xp.add(a, 7), [INTS]),
+    ],
+    "add_": [
+        (lambda xp, a, b: xp.add_(a, b), [X, Y]),
+        (lambda xp, a: xp.add_(a, 0.1), [X]),
+    ],
     "add_scaled": [
         (lambda xp, a, b: xp.add_scaled(a, b, 1.0, None), [X, Y]),
         (lambda xp, a, b: xp.add_scaled(a, b, 0.5, None), [HALF, Y]),
     ],
     "to_float32": [(lambda xp, a: xp.to_float32(a, None), [HALF])],
-    "sub": [(lambda xp, a, b: xp.sub(a, b), [X, Y])],
+    "sub": [
+        (lambda xp, a, b: xp.sub(a, b), [X, Y]),
+        (lambda xp, b: xp.sub(1.0, b), [X]),
+        (lambda xp, b: xp.sub(5, b), [INTS]),
+        (lambda xp, a: xp.sub(a, 5), [INTS]),
+    ],
     "sub_": [(lambda xp, a, b: xp.sub_(a, b), [X, Y])],
     "mul_": [
         (lambda xp, a, b: xp.mul_(a, b), [SMALL * 0 + 3, SMALL]),
         (lambda xp, a, b: xp.mul_(a, b), [INTS, INTS[::-1].copy()]),
+    ],
+    "div": [
+        (lambda xp, a, b: xp.div(a, b), [np.float32([1, 2, 3, 10]), np.float32([3, 7, 49, 41])])
     ],
     "div_": [
         (lambda xp, a, b: xp.div_(a, b), [np.float32([1, 2, 3, 10]), np.float32([3, 7, 49, 41])])
     ],
     "scale_": [
         (lambda xp, a: xp.scale_(a, 1 / 15), [Y]),
+        (lambda xp, a: xp.scale_(a, 1 / 15), [Y.astype(np.float64)]),
         (lambda xp, a: xp.scale_(a, -2048144789), [INTS]),
         (lambda xp, a: xp.scale_(a, 65536), [LONGS]),
     ],
@@ -118,7 +147,19 @@ CASES = {
     "round_": [(lambda xp, a: xp.round_(a), [np.arange(-8, 8, 0.25, np.float32)])],
     "floor_": [(lambda xp, a: xp.floor_(a), [np.arange(-8, 8, 0.25, np.float32)])],
     "floor_divide": [(lambda xp, a: xp.floor_divide(a, 41), [LONGS])],
-    "clamp_": [(lambda xp, a: xp.clamp_(a, -2.0, 1.5), [X])],
+    "clamp_": [
+        (lambda xp, a: xp.clamp_(a, -2.0, 1.5), [X]),
+        (lambda xp, a: xp.clamp_(a, -5, 2**30), [INTS]),
+    ],
+    "minimum": [
+        (lambda xp, a, b: xp.minimum(a, b), [ROWS, ROWS[:, :1].copy()]),
+        (lambda xp, a: xp.minimum(a, 0.5), [X]),
+    ],
+    "maximum": [
+        (lambda xp, a, b: xp.maximum(a, b), [INTS, INTS[::-1].copy()]),
+        (lambda xp, a, b: xp.maximum(a, b), [ROWS, ROWS[:, :1].copy()]),
+        (lambda xp, a: xp.maximum(a, 0.5), [X]),
+    ],
     "where": [
         (lambda xp, m, a: xp.where(m, a, 1.0), [MASK, X]),
         (lambda xp, m, a: xp.where(m, 7, a), [MASK[:777], LONGS]),
@@ -145,18 +186,35 @@ CASES = {
             *(spoilt(v) for v in (np.inf, -np.inf, np.nan, -np.nan)),
         )
     ],
+    "row_sum": [
+        (lambda xp, a: xp.cast(xp.row_sum(a), "float32"), [ROWS]),
+        (lambda xp, a: xp.row_sum(a), [INTS.reshape(21, 37)]),
+    ],
+    "row_norm": [(lambda xp, a: xp.cast(xp.row_norm(a), "float32"), [SMALL_ROWS])],
+    # Rounded to what every framework agrees on.
+    "log1p_": [(lambda xp, a: xp.round_(xp.scale_(xp.log1p_(a), 1e3)), [np.abs(SMALL_ROWS)])],
+    "expm1_": [(lambda xp, a: xp.round_(xp.scale_(xp.expm1_(a), 1e3)), [np.abs(SMALL_ROWS)])],
     "bit_and": [
         (lambda xp, a: xp.bit_and(a, 15), [BYTES]),
         (lambda xp, a: xp.bit_and(a, 2**32 - 1), [LONGS]),
         (lambda xp, a, b: xp.bit_and(a, b), [INTS, INTS[::-1].copy()]),
     ],
+    "bit_and_": [(lambda xp, a, b: xp.bit_and_(a, b), [INTS, INTS[::-1].copy()])],
     "bit_or": [(lambda xp, a, b: xp.bit_or(a, b), [BYTES, BYTES[::-1].copy()])],
+    "bit_or_": [(lambda xp, a, b: xp.bit_or_(a, b), [INTS, INTS[::-1].copy()])],
     "bit_xor": [(lambda xp, a, b: xp.bit_xor(a, b), [INTS, INTS[::-1].copy()])],
+    "bit_xor_": [(lambda xp, a, b: xp.bit_xor_(a, b), [INTS, INTS[::-1].copy()])],
     "shift_left": [(lambda xp, a: xp.shift_left(a, 3), [BYTES])],
+    "shift_left_": [(lambda xp, a: xp.shift_left_(a, 3), [INTS])],
     "shift_right": [
         (lambda xp, a, by=by: xp.shift_right(a, by), [a])
         for a, by in ((BYTES, 3), (INTS, 16), (INTS, 1), (LONGS, 32))
     ],
+    "shift_signed": [
+        (lambda xp, a, by=by: xp.shift_signed(a, by), [a])
+        for a, by in ((INTS, 1), (INTS, 31), (INTS.astype(np.int16), 4))
+    ],
+    "shift_signed_": [(lambda xp, a: xp.shift_signed_(a, 3), [INTS])],
     "magnitude": [(lambda xp, a: xp.magnitude(a), [np.append(X, [NAN, np.float32(-1e-40)])])],
     "flush": [(lambda xp, a: xp.flush(a, 1e-20), [np.append(X, np.float32([1e-40, -1e-45]))])],
     "strided": [(lambda xp, a: xp.strided(a, 101), [X])],

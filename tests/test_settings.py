@@ -20,11 +20,30 @@ COUNT = [0, -1, 1.5, 8.0, True, "8", None, math.nan]
 BAD: dict[str, dict[str, list]] = {
     "none": {},
     "fp16": {},
+    "bf16": {},
+    "fp8": {"format": ["e3m4", "", None, 8, True, ["e4m3"]], "block": [*COUNT, 1, 12]},
     "linear": {
         "bits": [0, 1, 9, -4, 4.0, 3.5, True, "4", None],
         "block": [*COUNT, 1, 7, 12, 1023],
         "rounding": ["up", "", None, 0, True, ["nearest"]],
     },
+    "logarithmic": {
+        "bits": [0, 1, 9, 4.0, True, "4", None],
+        "block": [*COUNT, 1, 12],
+        "range": [0, 0.5, -1, 1e7, math.nan, math.inf, True, "wide", "32", ["auto"]],
+    },
+    "qsgd": {
+        "bits": [0, 1, 9, -4, 4.0, True, "4", None],
+        "block": [*COUNT, 1, 12],
+        "norm": ["l1", "", None, 2, True],
+    },
+    "terngrad": {
+        "block": [*COUNT, 1, 12],
+        "clip_sigma": [-1, -1e-9, 1e7, math.nan, math.inf, True, False, "2.5", [2.5]],
+    },
+    "natural": {},
+    "sign": {"scale": ["max", "", None, 1, True], "block": [*COUNT, 1, 12]},
+    "onebit": {"block": [*COUNT, 1, 12]},
     "topk": {
         "ratio": FRACTION,
         "select": ["all", None, 1, "Exact"],
@@ -86,7 +105,7 @@ def test_options_out_of_range(key, value):
         (lambda: make("none", {"ratio": 1}), ["none: keyword 'ratio'", "memory", "min_numel"]),
         (
             lambda: make("topq", {}),
-            ["codec 'topq'", "linear, topk", "'topk'?"],
+            ["codec 'topq'", "onebit, topk", "'topk'?"],
         ),
         (lambda: build("lin"), ["codec 'lin'", "linear"]),
         (lambda: build("topk:ratoi=0.1"), ["topk: keyword 'ratoi'", "'ratio'?"]),
@@ -115,6 +134,9 @@ def test_an_unbiased_codec_refuses_a_residual():
     for name, settings in (
         ("none", {}),
         ("linear", {"rounding": "stochastic"}),
+        ("qsgd", {}),
+        ("terngrad", {"clip_sigma": None}),
+        ("natural", {}),
         ("randomk", {"rescale": "yes"}),
     ):
         with pytest.raises(SettingsError, match="unbiased") as caught:

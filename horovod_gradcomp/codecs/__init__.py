@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from ..core.codec import Codec
+from .bf16 import BF16
+from .fp8 import FP8
 from .fp16 import FP16
 from .linear import Linear
+from .logarithmic import Logarithmic
+from .natural import Natural
 from .none import NoneCodec
+from .onebit import OneBit
+from .qsgd import QSGD
 from .randomk import RandomK
+from .sign import Sign
+from .terngrad import TernGrad
 from .topk import TopK
 
 REGISTRY: dict[str, type[Codec]] = {
     "none": NoneCodec,
     "fp16": FP16,
+    "bf16": BF16,
+    "fp8": FP8,
     "linear": Linear,
+    "logarithmic": Logarithmic,
+    "qsgd": QSGD,
+    "terngrad": TernGrad,
+    "natural": Natural,
+    "sign": Sign,
+    "onebit": OneBit,
     "topk": TopK,
     "randomk": RandomK,
 }

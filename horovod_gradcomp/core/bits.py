@@ -64,20 +64,21 @@ def unpack(xp: Any, packed: Tensor, bits: int) -> Tensor:
 
 
 def _overlay(xp: Any, codes: Tensor, bits: int) -> Tensor:
-    if bits == 8:
-        return codes
-    segment = codes.shape[1] * bits // 8
-    out = codes[:, :segment]
-    for i in range(1, 8 // bits):
-        out = xp.bit_or(out, xp.shift_left(codes[:, i * segment : (i + 1) * segment], i * bits))
+    # The right half over the left one, until a byte is full: fewer operations than one a segment.
+    out = codes
+    for shift in (4, 2, 1):
+        if shift >= bits:
+            half = out.shape[1] // 2
+            out = xp.bit_or_(xp.shift_left(out[:, half:], shift), out[:, :half])
     return out
 
 
 def _spread(xp: Any, packed: Tensor, bits: int) -> Tensor:
-    if bits == 8:
-        return packed
-    pieces = [
-        xp.bit_and(xp.shift_right(packed, i * bits) if i else packed, 2**bits - 1)
-        for i in range(8 // bits)
-    ]
-    return xp.concat(pieces, axis=1)
+    out = packed
+    for shift in (1, 2, 4):
+        if shift >= bits:
+            mask = sum(2**bits - 1 << at for at in range(0, 8, 2 * shift))
+            right = xp.shift_right(out, shift)
+            right = right if shift == 4 else xp.bit_and_(right, mask)
+            out = xp.concat([xp.bit_and(out, mask), right], axis=1)
+    return out

@@ -17,6 +17,10 @@ from . import bits as packing
 from .codec import Call, Codec, Combine, Encoded, Tensor, is_one
 from .payload import Layout, Section
 
+SMALLEST = 2.0**-80
+"""A block whose scale is smaller counts as zeros: it is far from subnormals, which frameworks treat
+differently, and from any gradient that matters."""
+
 
 @dataclass(frozen=True)
 class BlockCodec(Codec):
@@ -56,7 +60,8 @@ class BlockCodec(Codec):
             start: Position of the first element in the whole input, for random draws.
 
         Returns:
-            Headers ``(r, headers)`` float32 and codes ``(r, width)``, uint8 or whole float32.
+            Headers ``(r, headers)`` float32 and codes ``(r, width)``, uint8, int32 or whole
+            float32, whichever is at hand.
         """
 
     @abstractmethod
@@ -140,6 +145,11 @@ class BlockCodec(Codec):
                     out.append(_Part(start, rows, width, row, byte, packed))
                     start, row, byte = start + rows * width, row + rows, byte + rows * packed
         return out
+
+
+def largest(xp: Any, rows: Tensor) -> Tensor:
+    """Return the largest magnitude of each row, ``(r, 1)`` float32."""
+    return xp.view(xp.row_max(xp.magnitude(rows)), "float32")
 
 
 class _Part(NamedTuple):

@@ -79,6 +79,13 @@ class Codec(ABC):
     combine: ClassVar[Combine]
     identity: ClassVar[bool] = False
     """Whether nothing is changed at all, so that a front end may hand gradients straight on."""
+    bit_equal: ClassVar[bool] = True
+    """Whether payloads of all frameworks agree bit for bit.
+
+    False where exp or log, which every framework rounds in its own way, decide on a code. Decoded
+    values then agree to 1e-6 of the block's largest magnitude, except where a value lies as close
+    to the middle between two codes: there they may be one code apart.
+    """
 
     @property
     @abstractmethod
@@ -135,7 +142,7 @@ class Codec(ABC):
         parts = [
             f"{f.name}={getattr(self, f.name)}"
             for f in fields(self)
-            if getattr(self, f.name) is not None
+            if getattr(self, f.name) is not None or f.default is not None
         ]
         return f"{name_of(self)}:{','.join(parts)}" if parts else name_of(self)
 
@@ -168,6 +175,25 @@ def check_fraction(codec: str, name: str, value: Any) -> None:
         raise SettingsError(
             f"{codec}: " + explain(got=f"{name}={value!r}", expected=f"a fraction, 0 < {name} <= 1")
         )
+
+
+def check_range(
+    codec: str, name: str, value: Any, low: float, high: float, *, also: str = ""
+) -> None:
+    """Raise :class:`SettingsError` unless ``low <= value <= high``.
+
+    Args:
+        codec: For the message.
+        name: Of the setting.
+        value: Of the setting.
+        low: Least value.
+        high: Greatest value.
+        also: What else is allowed, and checked by the caller.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not low <= value <= high:  # NaN is neither
+        allowed = f"a number, {low:g} <= {name} <= {high:g}{', or ' if also else ''}{also}"
+        raise SettingsError(f"{codec}: " + explain(got=f"{name}={value!r}", expected=allowed))
 
 
 def check_count(codec: str, name: str, value: Any, *, minimum: int = 1, multiple: int = 1) -> None:

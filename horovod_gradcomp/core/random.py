@@ -72,14 +72,41 @@ def words(xp: Any, key: tuple[Any, Any], start: int, count: int, like: Tensor) -
         Shape ``(count,)``, int32.
     """
     x = xp.arange(start, count, "int32", like)
-    x = _mix(xp, xp.bit_xor(x, xp.as_int32(key[0], like)))
-    return _mix(xp, xp.bit_xor(x, xp.as_int32(key[1], like)))
+    x = _mix(xp, xp.bit_xor_(x, xp.as_int32(key[0], like)))
+    return _mix(xp, xp.bit_xor_(x, xp.as_int32(key[1], like)))
 
 
 def uniform(xp: Any, key: tuple[Any, Any], start: int, count: int, like: Tensor) -> Tensor:
     """Return ``count`` float32 values, multiples of 2**-24 in ``[0, 1)``, for positions."""
     bits = xp.shift_right(words(xp, key, start, count, like), 8)
     return xp.scale_(xp.cast(bits, "float32"), 2.0**-24)
+
+
+def centred(xp: Any, key: tuple[Any, Any], start: int, like: Tensor) -> Tensor:
+    """Return float32 values of mean zero in ``[-1/2, 1/2]``, one for each element of ``like``.
+
+    Args:
+        xp: An operations module.
+        key: From :func:`fold`.
+        start: Position of the first element.
+        like: Gives shape and device.
+    """
+    drawn = xp.cast(words(xp, key, start, xp.numel(like), like), "float32")
+    return xp.reshape(xp.scale_(drawn, 2.0**-32), like.shape)
+
+
+def round_(xp: Any, x: Tensor, key: tuple[Any, Any], start: int) -> Tensor:
+    """Round up with a probability equal to the fraction, else down; ``x`` may be overwritten.
+
+    Whole numbers stay, but once in some 10^8 draws, of exactly 1/2, when odd ones may move by one.
+
+    Args:
+        xp: An operations module.
+        x: Float32.
+        key: From :func:`fold`.
+        start: Position of the first element.
+    """
+    return xp.round_(xp.add_(x, centred(xp, key, start, x)))
 
 
 def below(xp: Any, key: tuple[Any, Any], limits: Tensor) -> Tensor:
@@ -99,11 +126,11 @@ def below(xp: Any, key: tuple[Any, Any], limits: Tensor) -> Tensor:
 
 
 def _mix(xp: Any, x: Tensor) -> Tensor:
-    x = xp.bit_xor(x, xp.shift_right(x, 16))
+    x = xp.bit_xor_(x, xp.shift_right(x, 16))
     x = xp.scale_(x, _signed(0x85EBCA6B))
-    x = xp.bit_xor(x, xp.shift_right(x, 13))
+    x = xp.bit_xor_(x, xp.shift_right(x, 13))
     x = xp.scale_(x, _signed(0xC2B2AE35))
-    return xp.bit_xor(x, xp.shift_right(x, 16))
+    return xp.bit_xor_(x, xp.shift_right(x, 16))
 
 
 def _signed(word: int) -> int:

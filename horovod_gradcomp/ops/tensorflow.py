@@ -19,6 +19,7 @@ Tensor = Any
 DTYPES = {
     "float16": tf.float16,
     "float32": tf.float32,
+    "float64": tf.float64,
     "int16": tf.int16,
     "int32": tf.int32,
     "int64": tf.int64,
@@ -64,6 +65,10 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return tf.cast(x, DTYPES[dtype])
 
 
+def view(x: Tensor, dtype: str) -> Tensor:
+    return tf.bitcast(x, DTYPES[dtype])
+
+
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     return tf.reshape(x, tuple(shape))
 
@@ -82,14 +87,14 @@ def pad_columns(x: Tensor, width: int) -> Tensor:
     return tf.pad(x, [[0, 0], [0, width - x.shape[1]]])
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
+def add(a: Tensor, b: Tensor | float) -> Tensor:
     # The graph optimizer turns a tree of additions into another order, which rounds differently;
     # it does not look through this check, which costs nothing.
-    total = a + b
+    total: Tensor = a + b
     return tf.ensure_shape(total, total.shape)
 
 
-def add_(a: Tensor, b: Tensor) -> Tensor:
+def add_(a: Tensor, b: Tensor | float) -> Tensor:
     return add(a, b)
 
 
@@ -102,7 +107,7 @@ def to_float32(a: Tensor, out: Any) -> Tensor:
     return tf.cast(a, tf.float32)
 
 
-def sub(a: Tensor, b: Tensor) -> Tensor:
+def sub(a: Tensor | float, b: Tensor) -> Tensor:
     return a - b
 
 
@@ -112,6 +117,10 @@ def sub_(a: Tensor, b: Tensor) -> Tensor:
 
 def mul_(a: Tensor, b: Tensor) -> Tensor:
     return a * b
+
+
+def div(a: Tensor, b: Tensor) -> Tensor:
+    return a / b
 
 
 def div_(a: Tensor, b: Tensor) -> Tensor:
@@ -142,6 +151,14 @@ def floor_divide(a: Tensor, divisor: int) -> Tensor:
 
 def clamp_(a: Tensor, low: float, high: float) -> Tensor:
     return tf.minimum(tf.maximum(a, tf.constant(low, a.dtype)), tf.constant(high, a.dtype))
+
+
+def minimum(a: Tensor, b: Tensor | float) -> Tensor:
+    return tf.minimum(a, b)
+
+
+def maximum(a: Tensor, b: Tensor | float) -> Tensor:
+    return tf.maximum(a, b)
 
 
 def where(mask: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -187,20 +204,52 @@ def badness(x: Tensor) -> Tensor:
     return tf.where(tf.logical_or(positive, negative), tf.constant(float("nan")), 0.0)
 
 
+def row_sum(x: Tensor) -> Tensor:
+    return tf.reduce_sum(tf.cast(x, tf.float64), axis=1, keepdims=True)
+
+
+def row_norm(x: Tensor) -> Tensor:
+    return tf.sqrt(tf.reduce_sum(tf.square(tf.cast(x, tf.float64)), axis=1, keepdims=True))
+
+
+def log1p_(a: Tensor) -> Tensor:
+    return tf.math.log1p(a)
+
+
+def expm1_(a: Tensor) -> Tensor:
+    return tf.math.expm1(a)
+
+
 def bit_and(a: Tensor, b: Tensor | int) -> Tensor:
     return tf.bitwise.bitwise_and(a, tf.convert_to_tensor(b, a.dtype))
+
+
+def bit_and_(a: Tensor, b: Tensor | int) -> Tensor:
+    return bit_and(a, b)
 
 
 def bit_or(a: Tensor, b: Tensor | int) -> Tensor:
     return tf.bitwise.bitwise_or(a, tf.convert_to_tensor(b, a.dtype))
 
 
+def bit_or_(a: Tensor, b: Tensor | int) -> Tensor:
+    return bit_or(a, b)
+
+
 def bit_xor(a: Tensor, b: Tensor | int) -> Tensor:
     return tf.bitwise.bitwise_xor(a, tf.convert_to_tensor(b, a.dtype))
 
 
+def bit_xor_(a: Tensor, b: Tensor | int) -> Tensor:
+    return bit_xor(a, b)
+
+
 def shift_left(a: Tensor, count: int) -> Tensor:
     return tf.bitwise.left_shift(a, tf.constant(count, a.dtype))
+
+
+def shift_left_(a: Tensor, count: int) -> Tensor:
+    return shift_left(a, count)
 
 
 def shift_right(a: Tensor, count: int) -> Tensor:
@@ -208,6 +257,14 @@ def shift_right(a: Tensor, count: int) -> Tensor:
     if a.dtype == tf.int32:  # the sign was shifted in
         return bit_and(shifted, 2 ** (32 - count) - 1)
     return shifted
+
+
+def shift_signed(a: Tensor, count: int) -> Tensor:
+    return tf.bitwise.right_shift(a, tf.constant(count, a.dtype))
+
+
+def shift_signed_(a: Tensor, count: int) -> Tensor:
+    return shift_signed(a, count)
 
 
 def magnitude(x: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ Tensor = torch.Tensor
 DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
+    "float64": torch.float64,
     "int16": torch.int16,
     "int32": torch.int32,
     "int64": torch.int64,
@@ -29,6 +30,7 @@ CPU_CHUNK = 65_536
 """Elements a chunk: 256 KiB of float32, so that a chunk and its results fit a level-2 cache."""
 
 _ABS = 0x7FFFFFFF
+_ROUNDED = (torch.float16, torch.float32)
 
 
 def numel(x: Tensor) -> int:
@@ -57,7 +59,13 @@ def as_int32(word: Any, like: Tensor) -> Tensor:
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
+    if dtype == "uint8" and x.dtype == torch.float32 and x.device.type == "cpu":
+        x = x.to(torch.int32)  # two steps that are vectorised, where the direct one is not
     return x.to(DTYPES[dtype])
+
+
+def view(x: Tensor, dtype: str) -> Tensor:
+    return x.view(DTYPES[dtype])
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
@@ -78,11 +86,11 @@ def pad_columns(x: Tensor, width: int) -> Tensor:
     return torch.nn.functional.pad(x, (0, width - x.shape[1]))
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
+def add(a: Tensor, b: Tensor | float) -> Tensor:
     return a + b
 
 
-def add_(a: Tensor, b: Tensor) -> Tensor:
+def add_(a: Tensor, b: Tensor | float) -> Tensor:
     return a.add_(b)
 
 
@@ -104,7 +112,7 @@ def to_float32(a: Tensor, out: Any) -> Tensor:
     return copied
 
 
-def sub(a: Tensor, b: Tensor) -> Tensor:
+def sub(a: Tensor | float, b: Tensor) -> Tensor:
     return a - b
 
 
@@ -116,12 +124,16 @@ def mul_(a: Tensor, b: Tensor) -> Tensor:
     return a.mul_(b)
 
 
+def div(a: Tensor, b: Tensor) -> Tensor:
+    return a / b
+
+
 def div_(a: Tensor, b: Tensor) -> Tensor:
     return a.div_(b)
 
 
 def scale_(a: Tensor, factor: float | int) -> Tensor:
-    return a.mul_(_rounded(factor) if a.is_floating_point() else factor)
+    return a.mul_(_rounded(factor) if a.dtype in _ROUNDED else factor)
 
 
 def scaled(a: Tensor, factor: float) -> Tensor:
@@ -142,6 +154,14 @@ def floor_divide(a: Tensor, divisor: int) -> Tensor:
 
 def clamp_(a: Tensor, low: float, high: float) -> Tensor:
     return a.clamp_(low, high)
+
+
+def minimum(a: Tensor, b: Tensor | float) -> Tensor:
+    return a.clamp(max=b)
+
+
+def maximum(a: Tensor, b: Tensor | float) -> Tensor:
+    return a.clamp(min=b)
 
 
 def where(mask: Tensor, a: Tensor | float, b: Tensor | float) -> Tensor:
@@ -185,26 +205,67 @@ def badness(x: Tensor) -> Tensor:
     return ((low - low) + (high - high)).to(torch.float32)
 
 
+def row_sum(x: Tensor) -> Tensor:
+    return x.sum(dim=1, keepdim=True, dtype=torch.float64)
+
+
+def row_norm(x: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True, dtype=torch.float64)
+    return norm
+
+
+def log1p_(a: Tensor) -> Tensor:
+    return a.log1p_()
+
+
+def expm1_(a: Tensor) -> Tensor:
+    return a.expm1_()
+
+
 def bit_and(a: Tensor, b: Tensor | int) -> Tensor:
     return a & b
+
+
+def bit_and_(a: Tensor, b: Tensor | int) -> Tensor:
+    return a.bitwise_and_(b)
 
 
 def bit_or(a: Tensor, b: Tensor | int) -> Tensor:
     return a | b
 
 
+def bit_or_(a: Tensor, b: Tensor | int) -> Tensor:
+    return a.bitwise_or_(b)
+
+
 def bit_xor(a: Tensor, b: Tensor | int) -> Tensor:
     return a ^ b
+
+
+def bit_xor_(a: Tensor, b: Tensor | int) -> Tensor:
+    return a.bitwise_xor_(b)
 
 
 def shift_left(a: Tensor, count: int) -> Tensor:
     return a << count
 
 
+def shift_left_(a: Tensor, count: int) -> Tensor:
+    return a.bitwise_left_shift_(count)
+
+
 def shift_right(a: Tensor, count: int) -> Tensor:
     if a.dtype == torch.int32:  # torch shifts the sign in
         return (a >> count).bitwise_and_(2 ** (32 - count) - 1)
     return a >> count
+
+
+def shift_signed(a: Tensor, count: int) -> Tensor:
+    return a >> count
+
+
+def shift_signed_(a: Tensor, count: int) -> Tensor:
+    return a.bitwise_right_shift_(count)
 
 
 def magnitude(x: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Top-k against a stable sort, and on what a sampled threshold could get wrong."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,22 @@ def test_sampled_equals_exact(fw, kind):
         a = case_of(fw, f"topk:ratio={ratio}", x)
         b = case_of(fw, f"topk:ratio={ratio},select=exact", x)
         checks.same_bits(fw.array(a.once.payload), fw.array(b.once.payload))
+
+
+def test_a_sample_spares_the_full_selection(fw):
+    sizes = []
+
+    def counted(x, k):
+        sizes.append(int(fw.xp.length(x)))
+        return fw.xp.kth_largest(x, k)
+
+    ops = SimpleNamespace(**{**vars(fw.xp), "kth_largest": counted})
+    n = 200_003
+    for kind in ("gaussian", "heavy", "ramp"):
+        select.largest(ops, fw.tensor(table.values(kind, n)), 2000, sampled=True)
+    assert max(sizes) < n / 10
+    select.largest(ops, fw.tensor(table.values("gaussian", n)), 2000, sampled=False)
+    assert max(sizes) == n
 
 
 def misleading(kind, n=200_003):

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from horovod_gradcomp.tensorflow import Compression
 
-SHAPES = ((24, 40), (40,), (40, 24), (40, 24))
-NAMES = ("kernel", "bias", "kernel", "kernel")
+SHAPES = ((24, 40), (40,), (24, 40))
+NAMES = ("kernel", "bias", "kernel")
 CODECS = {
     "topk": "topk:ratio=0.05",
     "randomk": "randomk:ratio=0.1",

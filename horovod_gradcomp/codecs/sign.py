@@ -1,0 +1,86 @@
+"""One bit an element: the sign, times a scale for each block."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.blocks import SMALLEST, BlockCodec
+from ..core.codec import Bias, Call, Tensor, check_choice, check_count
+
+
+@dataclass(frozen=True)
+class Sign(BlockCodec):
+    """Send the sign of each value and one scale for each block.
+
+    ``Q(x) = sign(x) * scale``, where the scale is the block's mean of ``|x|``, or its root mean
+    square. **Zero counts as positive**, and so does everything above -2^-80 (-8e-25): a zero is
+    decoded as ``+scale``, and the memory takes it back in the next step. A block whose scale is
+    below 2^-80 is sent as zeros.
+
+    =======  =======  ===========  ======================
+    tensor   dtype    shape        bytes
+    =======  =======  ===========  ======================
+    scale    float32  (blocks, 1)  4 per block
+    codes    uint8    packed rows  n / 8, 1 for negative
+    =======  =======  ===========  ======================
+
+    Combine: GATHER. Bias: CONTRACTION for ``scale="mean"``, which is the scale of least error;
+    NEITHER for ``scale="rms"``, which keeps the block's norm but overshoots where few values are
+    large. Without a memory sign descent need not converge at all.
+
+    Args:
+        scale: "mean" or "rms".
+        block: Elements that share a scale, a multiple of 8; larger compresses a little more.
+
+    Raises:
+        SettingsError: A setting is out of range.
+
+    Example:
+        >>> from horovod_gradcomp.codecs import build
+        >>> build("sign").wire_bytes(1024)
+        132
+
+    Reference:
+        Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient
+        Compression Schemes", ICML 2019, arXiv:1901.09847. ``scale="rms"``: Tang et al., "1-bit
+        Adam", ICML 2021, arXiv:2102.02888.
+
+    Differs from the paper: a scale for each block, not each layer. There is no majority vote
+    (arXiv:1810.05291): its result is no sum of what ranks sent, so that no memory could keep books
+    of it.
+    """
+
+    scale: str = "mean"
+    block: int = 1024
+
+    def __post_init__(self) -> None:
+        check_choice("sign", "scale", self.scale, ("mean", "rms"))
+        check_count("sign", "block", self.block, minimum=8, multiple=8)
+
+    @property
+    def bias(self) -> Bias:
+        return Bias.CONTRACTION if self.scale == "mean" else Bias.NEITHER
+
+    @property
+    def code_bits(self) -> int:
+        return 1
+
+    @property
+    def block_size(self) -> int:
+        return self.block
+
+    def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
+        width = rows.shape[1]
+        if self.scale == "mean":
+            scale = xp.scale_(xp.row_sum(xp.view(xp.magnitude(rows), "float32")), 1.0 / width)
+        else:
+            scale = xp.scale_(xp.row_norm(rows), 1.0 / math.sqrt(width))
+        # The sum is never -0, nor a subnormal.
+        codes = xp.shift_right(xp.view(xp.add(rows, SMALLEST), "int32"), 31)
+        return xp.flush(xp.cast(scale, "float32"), SMALLEST), codes
+
+    def dequantize(self, xp: Any, headers: Tensor, codes: Tensor) -> Tensor:
+        sign = xp.shift_left_(xp.cast(codes, "int32"), 31)
+        return xp.view(xp.bit_xor_(sign, xp.view(headers, "int32")), "float32")
