@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.codec import Bias, Call, Codec, Combine, Encoded, Tensor
+from ..core.codec import Bias, Call, Codec, Combine, Encoded, Extent, Tensor, numels
 
 _LARGEST = 65504.0
 
@@ -47,8 +47,8 @@ class FP16(Codec):
     def default_memory(self) -> str:
         return "none"
 
-    def wire_bytes(self, *sizes: int) -> int:
-        return 2 * sum(sizes)
+    def wire_bytes(self, *extents: Extent) -> int:
+        return 2 * sum(numels(extents))
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         up = _headroom(call.size)

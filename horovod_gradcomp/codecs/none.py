@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.codec import Bias, Call, Codec, Combine, Encoded, Tensor, is_one
+from ..core.codec import Bias, Call, Codec, Combine, Encoded, Extent, Tensor, is_one, numels
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class NoneCodec(Codec):
     def bias(self) -> Bias:
         return Bias.UNBIASED
 
-    def wire_bytes(self, *sizes: int) -> int:
-        return 4 * sum(sizes)
+    def wire_bytes(self, *extents: Extent) -> int:
+        return 4 * sum(numels(extents))
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         error = xp.zeros(xp.numel(x), "float32", x) if want_error else None

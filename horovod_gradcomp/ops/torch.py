@@ -222,6 +222,14 @@ def expm1_(a: Tensor) -> Tensor:
     return a.expm1_()
 
 
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+def transpose(a: Tensor) -> Tensor:
+    return a.transpose(-1, -2)
+
+
 def bit_and(a: Tensor, b: Tensor | int) -> Tensor:
     return a & b
 
