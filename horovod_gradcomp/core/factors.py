@@ -159,7 +159,7 @@ def next_basis(xp: Any, rows: Tensor, length: Any, call: Call) -> Tensor:
 
 
 def first_basis(xp: Any, part: Part, padded: int, call: Call, like: Tensor) -> Tensor:
-    """Return a random orthonormal basis, ``(rank, padded)``, of which ``cols`` coordinates count."""
+    """Return a random orthonormal basis, ``(rank, padded)``, zero from column ``cols`` on."""
     count = part.rank * part.cols
     drawn = random.centred(xp, call.key, part.start, xp.zeros(count, "float32", like))
     rows = orthonormal(xp, xp.reshape(drawn, (part.rank, part.cols)))
