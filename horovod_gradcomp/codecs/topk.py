@@ -46,7 +46,7 @@ class TopK(Codec):
     In the torch front end n counts a whole bucket of parameters, so a layer with small gradients
     waits until its residual has grown; in TensorFlow n is one variable.
 
-    When to use: for large models on slow links. Of what sends as little it loses least, all the
+    When to use: for large models on slow links. Of all that keep k values it loses least, all the
     more where few values are large. Start mildly, dense or with a larger ratio, and keep the
     memory. Not with many ranks: every rank receives all payloads, and adds them all. Not with Adam
     from the first step: error feedback is reported not to converge there as it does with SGD.
