@@ -110,9 +110,11 @@ def _table(rows: list[Row], labs: list[str]) -> Table:
     if first["ranks"] > 1:
         title += f", decode of {first['ranks']} ranks"
     copies = sorted(row["copy_ms"] for row in rows)
+    spread = max(row["spread"] for row in rows)
     table = Table(
         title=f"{title}\n{' and '.join(labs)}",
-        caption=f"times in copies of the tensor ({copies[0]:.2f} to {copies[-1]:.2f} ms)",
+        caption=f"times in copies of the tensor ({copies[0]:.2f} to {copies[-1]:.2f} ms); "
+        f"spread of one row's up to {100 * spread:.0f} %",
         box=SIMPLE_HEAD,
         show_edge=False,
         padding=(0, 2 - len(labs), 0, 0),  # both side by side just fit into 80 columns

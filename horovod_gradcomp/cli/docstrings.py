@@ -40,7 +40,7 @@ def parse(docstring: str) -> dict[str, str]:
             current, paragraph = found[1], textwrap.dedent(text).strip("\n")
         elif paragraph.startswith(" ") and current in SECTIONS:
             paragraph = textwrap.dedent(paragraph)
-        elif not paragraph.startswith(" "):
+        else:
             current = _kind(paragraph) if parts else SUMMARY
         parts[current].append(paragraph if current == "Args" else markdown(paragraph))
     return {name: "\n\n".join(texts).strip() for name, texts in parts.items()}
@@ -49,7 +49,7 @@ def parse(docstring: str) -> dict[str, str]:
 def arguments(args: str) -> dict[str, str]:
     """Return what the section "Args" says of each argument, as Markdown."""
     out: dict[str, str] = {}
-    for entry in re.split(r"\n+(?=\w)", textwrap.dedent(args.strip("\n"))):
+    for entry in re.split(r"\n(?=\w)", textwrap.dedent(args.strip("\n"))):
         name, colon, text = entry.partition(": ")
         if colon:
             out[name] = " ".join(markdown(text).split())
