@@ -1,17 +1,17 @@
 """One framework on one device, as :mod:`.measure` needs it: tensors, clock, copy and peak memory.
 
-On the CPU a copy is NumPy's, one thread's memcpy between arrays that exist, for every framework:
-times are comparable between frameworks, and TensorFlow, where assigning a tensor to a variable
-copies nothing, has no such copy of its own.
+On the CPU a copy is one thread's memcpy between buffers that exist, for every framework: times are
+comparable between frameworks, and TensorFlow, where assigning a tensor to a variable copies
+nothing, has no such copy of its own.
 """
 
 from __future__ import annotations
 
+import ctypes
 import time
 from abc import ABC, abstractmethod
+from array import array
 from typing import Any, Callable
-
-import numpy as np
 
 from .peak import host_peak
 
@@ -31,8 +31,12 @@ class Lab(ABC):
         self.device = device
 
     @abstractmethod
-    def tensor(self, values: np.ndarray) -> Any:
-        """Return a tensor on the device."""
+    def tensor(self, values: array[float]) -> Any:
+        """Return a tensor of float32 values on the device."""
+
+    @abstractmethod
+    def normal(self, numel: int, seed: int) -> Any:
+        """Return Gaussian values on the device, other ones than another framework's."""
 
     @abstractmethod
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,8 +62,11 @@ class Lab(ABC):
         """Return what copies ``numel`` float32 values into storage that exists."""
         if self.device != "cpu":
             return self._copier(numel)
-        source, target = np.ones(numel, np.float32), np.zeros(numel, np.float32)
-        return lambda: np.copyto(target, source)
+        nbytes = 4 * numel
+        source, target = (ctypes.create_string_buffer(nbytes) for _ in range(2))
+        for buffer in (source, target):
+            ctypes.memset(buffer, 1, nbytes)  # so that it has memory of its own
+        return lambda: ctypes.memmove(target, source, nbytes)
 
     def seconds(self, run: Callable[[], Any]) -> float:
         """Return how long ``run`` takes."""
@@ -93,8 +100,13 @@ class Torch(Lab):
         torch.set_num_threads(threads)
         self.torch, self.xp = torch, xp
 
-    def tensor(self, values: np.ndarray) -> Any:
-        return self.torch.tensor(values, device=self.device)
+    def tensor(self, values: array[float]) -> Any:
+        flat = self.torch.frombuffer(values, dtype=self.torch.float32)
+        return flat.to(self.device, copy=True)
+
+    def normal(self, numel: int, seed: int) -> Any:
+        generator = self.torch.Generator(self.device).manual_seed(seed)
+        return self.torch.randn(numel, generator=generator, device=self.device)
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn
@@ -139,9 +151,13 @@ class TensorFlow(Lab):
         self.tf, self.xp = tf, xp
         self._where = "/GPU:0" if device == "cuda" else "/CPU:0"
 
-    def tensor(self, values: np.ndarray) -> Any:
+    def tensor(self, values: array[float]) -> Any:
         with self.tf.device(self._where):
-            return self.tf.constant(values)
+            return self.tf.identity(self.tf.io.decode_raw(values.tobytes(), self.tf.float32))
+
+    def normal(self, numel: int, seed: int) -> Any:
+        with self.tf.device(self._where):
+            return self.tf.random.stateless_normal((numel,), (seed, 0))
 
     def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         traced = self.tf.function(fn)
@@ -156,7 +172,7 @@ class TensorFlow(Lab):
         return float(self.tf.norm(a - b) / self.tf.norm(b))
 
     def _copier(self, numel: int) -> Callable[[], Any]:
-        source = self.tensor(np.ones(numel, np.float32))
+        source = self.normal(numel, 0)
         return lambda: self.tf.raw_ops.DeepCopy(x=source)
 
     def _peak(self, run: Callable[[], Any]) -> int:

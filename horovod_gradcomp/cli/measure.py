@@ -6,19 +6,20 @@ during one encode, above what the input, the memory's state and the payload take
 
 from __future__ import annotations
 
+import functools
 import math
+import random
 import statistics
+from array import array
 from typing import Any
 
-import numpy as np
-
-from ..core import random
 from ..core.codec import Call, Codec, Combine
+from ..core.random import fold
 from ..core.settings import Options, assemble, parse_codec
 from .labs import LABS, Lab
 from .peak import elsewhere
 
-_ERROR_NUMEL = 2**20  # the relative error does not depend on more
+_ERROR_NUMEL = 2**18  # the relative error hardly depends on more
 
 
 def matrix(numel: int) -> tuple[int, int]:
@@ -61,7 +62,7 @@ def measure(
     lab, codec, numel = bench.lab, bench.codec, bench.numel
     payloads = []
     for rank in range(ranks if codec.combine is Combine.GATHER else 1):
-        bench.grad = lab.tensor(_normal(numel, 3 + rank))
+        bench.grad = lab.normal(numel, 3 + rank)
         payloads.append(bench.encode().payload)
     runs = (lab.copier(numel), bench.encode, lambda: bench.decode(payloads))
     for run in runs:
@@ -69,7 +70,9 @@ def measure(
     # Interleaved, so that all meet the same machine.
     times = list(zip(*([lab.seconds(run) for run in runs] for _ in range(repeat))))
     copied, encoded, decoded = map(statistics.median, times)
+    few = min(numel, _ERROR_NUMEL)
     where = (text, numel, framework, device)
+    peak = elsewhere(peak_extra, *where) if device == "cpu" else peak_extra(*where)
     return {
         "codec": text,
         "framework": framework,
@@ -80,11 +83,9 @@ def measure(
         "encode_x": encoded / copied,
         "decode_x": decoded / copied,
         "bytes_per_elem": bench.wire_bytes / numel,
-        "peak_extra_bytes": elsewhere(peak_extra, *where)
-        if device == "cpu"
-        else peak_extra(*where),
-        "rel_error": _error(lab, codec, min(numel, _ERROR_NUMEL), _normal),
-        "rel_error_heavy": _error(lab, codec, min(numel, _ERROR_NUMEL), _heavy),
+        "peak_extra_bytes": peak,
+        "rel_error": _error(lab, codec, few, heavy=False),
+        "rel_error_heavy": _error(lab, codec, few, heavy=True),
         "copy_ms": 1e3 * copied,
         "spread": max((max(t) - min(t)) / statistics.median(t) for t in times),
     }
@@ -110,7 +111,7 @@ class _Bench:
         lab = LABS[framework](threads, device)
         call = _call(numel, ranks)
         (numel,) = call.sizes(numel)
-        buffer = lab.tensor(np.zeros(numel, np.float32)) if lab.reuses else None
+        buffer = lab.normal(numel, 0) if lab.reuses else None
 
         def encode(grad: Any, *state: Any) -> Any:
             x = memory.compensate(lab.xp, grad, state, buffer)
@@ -118,8 +119,8 @@ class _Bench:
 
         self.codec, self.lab, self.numel = codec, lab, numel
         self.wire_bytes = codec.wire_bytes(*call.sizes(numel))
-        self.grad = lab.tensor(_normal(numel, 1))
-        self.state = tuple(lab.tensor(_normal(numel, 2)) for _ in memory.slots)
+        self.grad = lab.normal(numel, 1)
+        self.state = tuple(lab.normal(numel, 2) for _ in memory.slots)
         self.decode = lab.compiled(lambda p: codec.decode(lab.xp, p, numel, call, scale=0.5))
         self._encode = lab.compiled(encode)
 
@@ -128,20 +129,22 @@ class _Bench:
 
 
 def _call(numel: int, ranks: int) -> Call:
-    return Call(size=max(2, ranks), shapes=(matrix(numel),), key=random.fold(0, "bench", 1))
+    return Call(size=max(2, ranks), shapes=(matrix(numel),), key=fold(0, "bench", 1))
 
 
-def _error(lab: Lab, codec: Codec, numel: int, values: Any) -> float:
+def _error(lab: Lab, codec: Codec, numel: int, *, heavy: bool) -> float:
     call = _call(numel, 1)
     (numel,) = call.sizes(numel)
-    x = lab.tensor(values(numel, 0))
+    x = lab.tensor(_values(numel, heavy))
     payload = codec.encode(lab.xp, lab.xp.copy(x), call, want_error=False).payload
     return lab.distance(codec.decode(lab.xp, [payload], numel, call, scale=1.0), x)
 
 
-def _normal(numel: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(numel, np.float32)
-
-
-def _heavy(numel: int, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).standard_t(3, numel).astype(np.float32)
+@functools.cache
+def _values(numel: int, heavy: bool) -> array[float]:
+    """Return the same values for every framework: Gaussian, or of Student's t, 3 degrees."""
+    draw = random.Random(0)
+    if heavy:
+        spread = [math.sqrt(draw.gammavariate(1.5, 2.0) / 3) for _ in range(numel)]
+        return array("f", (draw.gauss(0.0, 1.0) / s for s in spread))
+    return array("f", (draw.gauss(0.0, 1.0) for _ in range(numel)))
