@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from horovod_gradcomp.cli import bench, peak
 from horovod_gradcomp.cli.labs import LABS
@@ -19,6 +20,7 @@ from horovod_gradcomp.cli.measure import matrix, measure, peak_extra
 from horovod_gradcomp.codecs import REGISTRY
 from horovod_gradcomp.codecs.linear import Linear
 from horovod_gradcomp.core.codec import Encoded
+from horovod_gradcomp.core.errors import SettingsError
 from horovod_gradcomp.core.settings import split
 
 ROW = {
@@ -70,6 +72,16 @@ def test_bench_codecs_writes_rows(tmp_path: Path) -> None:
     assert sum(line.startswith("linear:bits=4 ") for line in lines) == 2
     assert sum(f"{rows[0]['rel_error_heavy']:.4f}" in line for line in lines) == 1
     assert sum("32 float32 values" in line or "tensorflow" in line for line in lines) == 2
+
+
+def test_nothing_is_measured_if_the_last_codec_is_mistyped(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr(
+        "horovod_gradcomp.cli.measure.measure", lambda form, *_, **__: seen.append(form)
+    )
+    done = CliRunner().invoke(bench.app, ["codecs", "--codec", "topk", "--codec", "liner"])
+    assert isinstance(done.exception, SettingsError)
+    assert not seen
 
 
 def test_all_codecs_are_measured_by_default() -> None:

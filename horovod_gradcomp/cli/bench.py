@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from ..core.errors import SettingsError, explain
+from ..core.settings import parse_codec
 
 FORMS = (
     "none",
@@ -71,6 +72,8 @@ def codecs(
     from .measure import measure
 
     labs, forms = list(dict.fromkeys(framework)), codec or FORMS
+    for form in forms:
+        parse_codec(form)  # a mistake in the last shows before the first is measured
     rows: list[Row] = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(numel) * len(forms) * len(labs))
