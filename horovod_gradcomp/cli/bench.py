@@ -48,10 +48,13 @@ def _group() -> None:
 @app.command()
 def codecs(
     codec: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
-        None, help="A codec's string form; several times for several. Default: a set with all."
+        None,
+        help="A codec's string form; several times for several. Default: all, some with several settings.",
     ),
     numel: list[int] = typer.Option(
-        [25_001_984], min=1, help="Float32 values, less those that no matrix takes; several times."
+        [25_001_984],
+        min=1,
+        help="Float32 values, rounded down to fill a matrix; several times for several.",
     ),
     threads: int = typer.Option(1, min=1, help="CPU threads of the framework."),
     framework: list[str] = typer.Option(
