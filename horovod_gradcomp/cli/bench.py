@@ -49,7 +49,7 @@ def _group() -> None:
 def codecs(
     codec: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
         None,
-        help="A codec's string form; several times for several. Default: all, some with several settings.",
+        help="A codec's string form; several times for several. Default: every codec.",
     ),
     numel: list[int] = typer.Option(
         [25_001_984],
