@@ -26,7 +26,14 @@ class FP16(Codec):
     payload  float16  (n,)   2 n
     =======  =======  =====  =====
 
+    Family: cast.
+
     Combine: SUM. Bias: CONTRACTION (rounding to nearest never exceeds the value itself).
+
+    When to use: first, as the cheapest step that risks least. It halves the bytes, Horovod reduces
+    it as it does any gradient, and it needs no memory. Not where half is not enough, nor where
+    gradients below about 3e-8 times the number of ranks matter, which become zero: ``bf16`` reaches
+    as far down as float32.
 
     Example:
         >>> from horovod_gradcomp.codecs import build
@@ -35,6 +42,9 @@ class FP16(Codec):
 
     Reference:
         Micikevicius et al., "Mixed Precision Training", ICLR 2018, arXiv:1710.03740.
+
+    Differs from the paper: the scale follows from the number of ranks, so that their sum fits,
+    and not from the loss, so that small gradients fit; a loss scaler may be used on top of it.
     """
 
     combine: ClassVar[Combine] = Combine.SUM

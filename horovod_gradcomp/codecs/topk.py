@@ -25,10 +25,17 @@ class TopK(Selection):
     positions  bitmap            n / 8  n / 8; the cheapest of the three for this n and k
     =========  ================  =====  ================================================
 
+    Family: sparsification.
+
     Combine: GATHER. Bias: CONTRACTION.
 
     In the torch front end n counts a whole bucket of parameters, so a layer with small gradients
     waits until its residual has grown; in TensorFlow n is one variable.
+
+    When to use: for large models on slow links. Of all that keep k values it loses least, all the
+    more where few values are large. Start mildly, dense or with a larger ratio, and keep the
+    memory. Not with many ranks: every rank receives all payloads, and adds them all. Not with Adam
+    from the first step: error feedback is reported not to converge there as it does with SGD.
 
     Args:
         ratio: Fraction of elements kept, 0 < ratio <= 1; smaller compresses more.
@@ -48,6 +55,9 @@ class TopK(Selection):
         Aji, Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017,
         arXiv:1704.05021; Stich, Cordonnier, Jaggi, "Sparsified SGD with Memory", NeurIPS 2018,
         arXiv:1809.07599.
+
+    Differs from the paper: exactly k values are sent, where Aji and Heafield send what lies above a
+    threshold that they estimate from a sample; the sample here only narrows the search.
     """
 
     ratio: float = 0.01
