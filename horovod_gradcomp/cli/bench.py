@@ -32,6 +32,9 @@ FORMS = (
     "topk:ratio=0.001",
     "topk:select=exact",
     "randomk",
+    "acp",
+    "powersgd",
+    "svd",
 )
 """What is measured where nothing is named: every codec, and settings that cost otherwise."""
 
@@ -109,6 +112,10 @@ def _check(option: str, values: list[str], allowed: tuple[str, ...]) -> None:
             raise SettingsError(explain(got=f"--{option} {value}", expected=" or ".join(allowed)))
 
 
+def _cell(value: float | None, unit: float, form: str) -> str:
+    return "-" if value is None else format(value / unit, form)
+
+
 def _table(rows: list[Row], labs: list[str]) -> Table:
     """Return the rows of one size; what frameworks have in common comes from the first."""
     first = rows[0]
@@ -133,7 +140,7 @@ def _table(rows: list[Row], labs: list[str]) -> Table:
             short = {"tensorflow": "tf"}.get(lab, lab)
             below = f"\n{short}" if each and len(labs) > 1 else ""
             table.add_column(head + below, justify="right", no_wrap=True)
-            columns.append(lambda by, lab=lab: format(by[lab][key] / unit, form))  # type: ignore[misc]
+            columns.append(lambda by, lab=lab: _cell(by[lab][key], unit, form))  # type: ignore[misc]
 
     column("encode", "encode_x", ".1f")
     column("decode", "decode_x", ".1f")

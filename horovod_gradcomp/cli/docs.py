@@ -11,7 +11,6 @@ from typing import Any, Optional
 import typer
 
 from ..codecs import REGISTRY
-from ..core.codec import Call
 from ..core.settings import Options, Settings, assemble, parse_codec
 from .docstrings import FORMULA, PAYLOAD, SUMMARY, arguments, parse, table
 
@@ -106,7 +105,8 @@ def _runs(rows: list[Row]) -> dict[tuple[Any, ...], dict[str, list[str]]]:
     out: dict[tuple[Any, ...], dict[str, list[str]]] = {}
     for row in rows:
         taken = tuple(row[key] for key in ("framework", "device", "numel", "threads", "ranks"))
-        cells = [f"{row['encode_x']:.1f}", f"{row['decode_x']:.1f}", f"{row['rel_error']:.4f}"]
+        decode = "-" if row["decode_x"] is None else f"{row['decode_x']:.1f}"
+        cells = [f"{row['encode_x']:.1f}", decode, f"{row['rel_error']:.4f}"]
         out.setdefault(taken, {})[row["codec"]] = cells
     return out
 
@@ -114,7 +114,7 @@ def _runs(rows: list[Row]) -> dict[tuple[Any, ...], dict[str, list[str]]]:
 def _summary(name: str) -> list[str]:
     settings, parts = _settings(name), parse(REGISTRY[name].__doc__ or "")
     codec = settings.codec
-    nbytes = codec.wire_bytes(*Call(shapes=(_SHAPE,)).sizes(0)) / (_SHAPE[0] * _SHAPE[1])
+    nbytes = codec.wire_bytes(_SHAPE) / (_SHAPE[0] * _SHAPE[1])
     return [
         name,
         parts.get("Family", "").rstrip("."),

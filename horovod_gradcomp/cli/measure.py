@@ -11,9 +11,10 @@ import math
 import random
 import statistics
 from array import array
-from typing import Any
+from dataclasses import replace
+from typing import Any, Callable
 
-from ..core.codec import Call, Codec, Combine
+from ..core.codec import Call, Codec, Combine, Encoded
 from ..core.random import fold
 from ..core.settings import Options, assemble, parse_codec
 from .labs import LABS, Lab
@@ -53,7 +54,8 @@ def measure(
         repeat: Runs, of which the median counts.
 
     Returns:
-        ``encode_x`` and ``decode_x`` in copies of the tensor, ``bytes_per_elem``,
+        ``encode_x`` and ``decode_x`` in copies of the tensor (where payloads combine in rounds
+        all is in the first, and the second is None), ``bytes_per_elem``,
         ``peak_extra_bytes`` of encoding, ``rel_error`` of one encoding of Gaussian values and
         ``rel_error_heavy`` of values of Student's t with 3 degrees of freedom; ``copy_ms`` and
         ``spread``, the largest (max - min) / median of the three times.
@@ -64,12 +66,14 @@ def measure(
     for rank in range(ranks if codec.combine is Combine.GATHER else 1):
         bench.grad = lab.normal(numel, 3 + rank)
         payloads.append(bench.encode().payload)
-    runs = (lab.copier(numel), bench.encode, lambda: bench.decode(payloads))
+    apart = codec.combine is not Combine.ROUNDS
+    runs: list[Callable[[], Any]]
+    runs = [lab.copier(numel), bench.encode, lambda: bench.decode(payloads)][: 3 if apart else 2]
     for run in runs:
         run()
     # Interleaved, so that all meet the same machine.
     times = list(zip(*([lab.seconds(run) for run in runs] for _ in range(repeat))))
-    copied, encoded, decoded = map(statistics.median, times)
+    copied, encoded, *decoded = map(statistics.median, times)
     few = min(numel, _ERROR_NUMEL)
     where = (text, numel, framework, device)
     peak = elsewhere(peak_extra, *where) if device == "cpu" else peak_extra(*where)
@@ -81,7 +85,7 @@ def measure(
         "threads": threads,
         "ranks": ranks,
         "encode_x": encoded / copied,
-        "decode_x": decoded / copied,
+        "decode_x": decoded[0] / copied if decoded else None,
         "bytes_per_elem": bench.wire_bytes / numel,
         "peak_extra_bytes": peak,
         "rel_error": _error(lab, codec, few, heavy=False),
@@ -95,6 +99,8 @@ def peak_extra(text: str, numel: int, framework: str, device: str) -> int:
     """Return the most bytes of one encode above the input, the memory's state and the payload."""
     bench = _Bench(text, numel, framework, device)
     peak = bench.lab.peak(bench.encode) - bench.wire_bytes
+    if bench.codec.combine is Combine.ROUNDS:
+        peak -= 4 * bench.numel  # the reduced gradient
     if bench.state and not bench.lab.reuses:
         peak -= 4 * bench.numel  # the next state
     return max(0, peak)
@@ -109,16 +115,18 @@ class _Bench:
         settings = assemble(parse_codec(text), Options())
         codec, memory = settings.codec, settings.memory
         lab = LABS[framework](threads, device)
-        call = _call(numel, ranks)
+        call = _call(lab, codec, numel, ranks)
         (numel,) = call.sizes(numel)
         buffer = lab.normal(numel, 0) if lab.reuses else None
 
         def encode(grad: Any, *state: Any) -> Any:
             x = memory.compensate(lab.xp, grad, state, buffer)
+            if codec.combine is Combine.ROUNDS:
+                return _all_rounds(lab, codec, x, call, want_error=memory.wants_error)
             return codec.encode(lab.xp, x, call, want_error=memory.wants_error)
 
         self.codec, self.lab, self.numel = codec, lab, numel
-        self.wire_bytes = codec.wire_bytes(*call.sizes(numel))
+        self.wire_bytes = codec.wire_bytes(*call.extents(numel))
         self.grad = lab.normal(numel, 1)
         self.state = tuple(lab.normal(numel, 2) for _ in memory.slots)
         self.decode = lab.compiled(lambda p: codec.decode(lab.xp, p, numel, call, scale=0.5))
@@ -128,14 +136,30 @@ class _Bench:
         return self._encode(self.grad, *self.state)
 
 
-def _call(numel: int, ranks: int) -> Call:
-    return Call(size=max(2, ranks), shapes=(matrix(numel),), key=fold(0, "bench", 1))
+def _call(lab: Lab, codec: Codec, numel: int, ranks: int) -> Call:
+    call = Call(size=max(2, ranks), shapes=(matrix(numel),), key=fold(0, "bench", 1), step=1)
+    return replace(call, shared=codec.initial(lab.xp, call, lab.normal(1, 0)))
+
+
+def _all_rounds(lab: Lab, codec: Codec, x: Any, call: Call, *, want_error: bool) -> Encoded:
+    """Return the reduced gradient in place of a payload, as if one rank were all."""
+    run = codec.rounds(lab.xp, x, call, want_error=want_error)
+    payload = next(run)
+    while True:
+        try:
+            payload = run.send(payload)
+        except StopIteration as end:
+            finished, error = end.value
+            return Encoded(finished.total, error)
 
 
 def _error(lab: Lab, codec: Codec, numel: int, *, heavy: bool) -> float:
-    call = _call(numel, 1)
+    call = _call(lab, codec, numel, 1)
     (numel,) = call.sizes(numel)
     x = lab.tensor(_values(numel, heavy))
+    if codec.combine is Combine.ROUNDS:
+        reduced = _all_rounds(lab, codec, lab.xp.copy(x), call, want_error=False).payload
+        return lab.distance(reduced, x)
     payload = codec.encode(lab.xp, lab.xp.copy(x), call, want_error=False).payload
     return lab.distance(codec.decode(lab.xp, [payload], numel, call, scale=1.0), x)
 

@@ -35,9 +35,11 @@ class ACP(LowRank, Projection):
     A direction that turns to zero is replaced by that of one coordinate, drawn anew. The state,
     r * max(m, n) values a matrix, is equal on all ranks.
 
-    When to use: large matrices and slow links; the payload grows with the side of a matrix, not with
-    its size, and arithmetic is two thin matrix products. Not for small or very thin matrices, where
-    factors are as large as the matrix.
+    Family: low rank.
+
+    When to use: on slow links, for models of large matrices. The payload grows with the side of a matrix, not
+    with its size, and arithmetic is two thin matrix products. Not for small or very thin matrices,
+    where factors are as large as the matrix.
 
     Args:
         rank: r, at least 1, cut to the matrix; smaller compresses more.

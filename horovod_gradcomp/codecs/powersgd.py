@@ -46,8 +46,10 @@ class PowerSGD(LowRank):
     A direction that turns to zero is replaced by that of one coordinate, drawn anew. The state,
     r * n values a matrix, is equal on all ranks.
 
-    When to use: large matrices and slow links, where one power iteration a step follows the
-    gradient more closely than ``acp``. Both rounds wait for one another, so on fast links with high
+    Family: low rank.
+
+    When to use: as ``acp``, where the gradient must be followed more closely. One whole power
+    iteration a step does that, for both factors on the wire. Both rounds wait for one another, so on fast links with high
     latency ``acp`` is the better choice.
 
     Args:

@@ -17,8 +17,8 @@ class SVD(LowRank, Projection):
     """Send the best approximation of rank r that each rank finds of its own matrix ``M``.
 
     ``M`` is the gradient as a matrix (first dimension, all others), m x n. From a random
-    orthonormal basis of r rows, ``P = orth(M Q)`` and ``Q = M' P`` are repeated, as in a randomised SVD;
-    ``Q(M) = P Q'`` with P orthonormal. All ranks' factors are joined to one product.
+    orthonormal basis of r rows, ``P = orth(M Q)`` and ``Q = M' P`` are repeated, as in a randomised
+    SVD; ``Q(M) = P Q'`` with P orthonormal. All ranks' factors are joined to one product.
 
     =======  =======  ================  ====================================================
     tensor   dtype    shape             bytes
@@ -29,8 +29,10 @@ class SVD(LowRank, Projection):
 
     Combine: GATHER. Bias: CONTRACTION: what is sent is an orthogonal projection of M.
 
-    When to use: few ranks and matrices that differ much between them or from step to step, since
-    nothing is shared or remembered. It sends both factors and from every rank to every rank;
+    Family: low rank.
+
+    When to use: with few ranks, whose matrices differ much. They may also change from step to step,
+    since nothing is shared or remembered. It sends both factors and from every rank to every rank;
     ``acp`` and ``powersgd`` send less and cost less.
 
     Args:
