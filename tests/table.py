@@ -95,7 +95,7 @@ def mixed(n: int) -> Shapes:
     return ((rows, cols), (), (n - rows * cols - 1,))
 
 
-MATRICES: Shapes = ((40, 30), (), (7,), (12, 6, 3, 3), (3, 500))
+MATRICES: Shapes = ((40, 30), (0, 7), (), (7,), (12, 6, 3, 3), (3, 500))
 
 SHAPES: tuple[Shapes, ...] = (
     *map(whole, (1, 7, 8, 9, 1001, 1024, 1025, 4097, 65_537, 70_003)),

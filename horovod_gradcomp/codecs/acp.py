@@ -37,9 +37,9 @@ class ACP(LowRank, Projection):
 
     Family: low rank.
 
-    When to use: on slow links, for models of large matrices. The payload grows with the side of a matrix, not
-    with its size, and arithmetic is two thin matrix products. Not for small or very thin matrices,
-    where factors are as large as the matrix.
+    When to use: on slow links, for models of large matrices. The payload grows with the side of a
+    matrix, not with its size, and arithmetic is two thin matrix products. Not for small or very
+    thin matrices, where factors are as large as the matrix.
 
     Args:
         rank: r, at least 1, cut to the matrix; smaller compresses more.

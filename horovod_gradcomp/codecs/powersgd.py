@@ -49,8 +49,8 @@ class PowerSGD(LowRank):
     Family: low rank.
 
     When to use: as ``acp``, where the gradient must be followed more closely. One whole power
-    iteration a step does that, for both factors on the wire. Both rounds wait for one another, so on fast links with high
-    latency ``acp`` is the better choice.
+    iteration a step does that, for both factors on the wire. Both rounds wait for one another, so
+    on fast links with high latency ``acp`` is the better choice.
 
     Args:
         rank: r, at least 1, cut to the matrix; smaller compresses more.

@@ -387,7 +387,7 @@ def map_rows(
 
 def join_flat(whole: Tensor, pieces: Sequence[Tensor]) -> Tensor:
     at = whole.data_ptr()
-    for piece in pieces:
+    for piece in filter(torch.numel, pieces):  # an empty one has no address
         if piece.data_ptr() != at:
             raise AssertionError("pieces are not consecutive views of the whole")
         at += piece.numel() * piece.element_size()

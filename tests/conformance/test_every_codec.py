@@ -9,6 +9,7 @@ import pytest
 
 import horovod_gradcomp.codecs as codecs
 from horovod_gradcomp.core.codec import Bias, Codec, Combine
+from horovod_gradcomp.core.memory import NoMemory, Residual
 from horovod_gradcomp.core.settings import make as settings_of
 from tests import checks, frameworks, table
 
@@ -43,6 +44,22 @@ def test_laws(fw, kind, label):
 def test_other_laws(fw, kind, label):
     for shapes in SHAPES[fw.name]:
         checks.obey(checks.FEW_KINDS_LAWS, make(fw, label, shapes, kind))
+
+
+@FORMS
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_gradients_of_other_dtypes(fw, dtype, label):
+    """What is sent of a gradient is what is sent of its values in float32."""
+    case = make(fw, label, table.MATRICES, "gaussian")
+    memory = Residual() if case.codec.bias is not Bias.UNBIASED else NoMemory()
+    grad = fw.cast(fw.tensor(case.x), dtype)
+    state = tuple(fw.tensor(np.zeros_like(case.x)) for _ in memory.slots)
+    x = fw.array(memory.compensate(fw.xp, grad, state, None))
+    assert x.dtype == np.float32
+    want = case.on(fw.array(fw.cast(grad, "float32")))
+    checks.same_bits(want.x, x)
+    payload, _ = case.on(x).encode()
+    checks.same_bits(fw.array(want.once.payload), fw.array(payload))
 
 
 @pytest.mark.parametrize(
