@@ -11,7 +11,7 @@ import numpy as np
 from horovod_gradcomp.core import exchange
 from horovod_gradcomp.core.codec import Call, Codec
 from horovod_gradcomp.core.exchange import Gather, Outcome, Reply, Sum
-from horovod_gradcomp.core.memory import Memory
+from horovod_gradcomp.core.memory import Done, Memory
 from tests import table
 from tests.frameworks import Framework
 
@@ -81,22 +81,37 @@ class Ranks:
 
     def step(self, number: int, grads: Sequence[np.ndarray]) -> list[Outcome]:
         """Reduce one gradient a rank; a bad step leaves the memory as it was."""
-        xp, want = self.fw.xp, True
+        xp, want, memory = self.fw.xp, True, self.memory
+        grads = [self.fw.tensor(grad) for grad in grads]
+        notes = [
+            memory.note(xp, grad, state, 1.0, None) if memory.notes else None
+            for grad, state in zip(grads, self.held)
+        ]
         runs = [
             exchange.start(
                 xp,
                 self.codec,
-                self.memory.compensate(xp, self.fw.tensor(grad), state, None),
+                memory.compensate(xp, grad, state, None, note=notes[rank]),
                 replace(self._call(number, rank), shared=self.shared[rank]),
                 want_error=want,
                 name=NAME,
+                own=memory.references,
             )
             for rank, (grad, state) in enumerate(zip(grads, self.held))
         ]
         outcomes = drive(self.fw, runs, average=self.average)
+        means: list[Any] = [None] * self.size
+        if memory.references:
+            factor = 1 if self.average else self.size
+            means = [xp.scale_(xp.copy(o.total), 1 / factor) for o in outcomes]
+            outcomes = [
+                o._replace(total=xp.scale_(memory.reduced(xp, mean, state), factor))
+                for o, mean, state in zip(outcomes, means, self.held)
+            ]
         if all(float(self.fw.array(o.bad)) == 0 for o in outcomes):
             self.held = [
-                self.memory.update(state, o.error) for state, o in zip(self.held, outcomes)
+                memory.update(xp, state, Done(o.error, note, o.kept, mean))
+                for state, o, note, mean in zip(self.held, outcomes, notes, means)
             ]
             self.shared = [o.shared for o in outcomes]
         return outcomes

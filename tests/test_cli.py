@@ -152,7 +152,7 @@ class Wasteful(Linear):
     def encode(self, xp, x, call, *, want_error):  # type: ignore[no-untyped-def]
         waste = xp.scaled(x[: xp.numel(x) // 4], 2.0)
         x = xp.add_(x, xp.scaled(waste[:1], 1e-30))  # so a graph has it from the start
-        payload, error = super().encode(xp, x, call, want_error=want_error)
+        payload, error, _ = super().encode(xp, x, call, want_error=want_error)
         late = xp.take(waste, xp.cast(payload[:1], "int64"))  # known only in the end
         return Encoded(xp.set_flag_(payload, late[0]), error)
 

@@ -57,6 +57,9 @@ class Encoded(NamedTuple):
     error: Tensor | None
     """``x - decode(payload)``, flat float32, where it was asked for."""
 
+    kept: tuple[Tensor, Tensor | None] | None = None
+    """Positions of values that are sent, int64, and which of them count; None where all are sent."""
+
 
 class Finished(NamedTuple):
     """What all payloads of a step add up to."""

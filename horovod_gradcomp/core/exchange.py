@@ -10,6 +10,7 @@ gradient, and what comes back tells.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
@@ -73,6 +74,9 @@ class Outcome(NamedTuple):
     shared: tuple[Tensor, ...] = ()
     """The codec's next shared state; worthless if ``bad``."""
 
+    kept: tuple[Tensor, Tensor | None] | None = None
+    """See :attr:`horovod_gradcomp.core.codec.Encoded.kept`."""
+
 
 Exchange = Generator[Request, Reply, Outcome]
 
@@ -86,6 +90,7 @@ def start(
     want_error: bool,
     name: str,
     agreed: Tensor | None = None,
+    own: bool = False,
 ) -> Exchange:
     """Return the exchange that suits how a codec's payloads combine.
 
@@ -98,8 +103,12 @@ def start(
         name: Of the tensor or bucket, for messages.
         agreed: 0 or NaN, equal on all ranks, where a front end agrees on bad steps by itself;
             without it the badness of ``x`` rides with the payload.
+        own: Whether payloads are to be summed by a collective of the package's own where Horovod
+            could reduce them, since only then the factor on the result is known.
     """
     run = {Combine.SUM: _reduce, Combine.GATHER: _gather, Combine.ROUNDS: _rounds}[codec.combine]
+    if own and codec.combine is Combine.SUM:
+        run = _sum
     return run(xp, codec, x, call, want_error, name, agreed)
 
 
@@ -113,7 +122,7 @@ def _gather(
     agreed: Tensor | None,
 ) -> Exchange:
     numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
-    payload, error = codec.encode(xp, x, call, want_error=want_error)
+    payload, error, kept = codec.encode(xp, x, call, want_error=want_error)
     reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag))
     expected = codec.wire_bytes(*call.extents(numel)) + FLAG_BYTES
     for rank, other in enumerate(reply.payloads):
@@ -131,7 +140,7 @@ def _gather(
         flag = xp.flag_of(other)
         bad = flag if bad is None else xp.add(bad, flag)
     total, shared = codec.finish(xp, reply.payloads, numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad, shared)
+    return Outcome(xp.spoil_(total, bad), error, bad, shared, kept)
 
 
 def _reduce(
@@ -142,14 +151,18 @@ def _reduce(
     want_error: bool,
     name: str,
     agreed: Tensor | None,
+    request: type[Reduce | Sum] = Reduce,
 ) -> Exchange:
     numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
-    payload, error = codec.encode(xp, x, call, want_error=want_error)
-    reply = yield Reduce(payload if flag is None else xp.poison_(payload, flag))
+    payload, error, kept = codec.encode(xp, x, call, want_error=want_error)
+    reply = yield request(payload if flag is None else xp.poison_(payload, flag))
     (reduced,) = reply.payloads
     bad = xp.badness(reduced[:1]) if agreed is None else agreed
     total, shared = codec.finish(xp, [reduced], numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad, shared)
+    return Outcome(xp.spoil_(total, bad), error, bad, shared, kept)
+
+
+_sum = functools.partial(_reduce, request=Sum)
 
 
 def _rounds(

@@ -153,6 +153,10 @@ class Projection(Composable):
     ) -> Tensor:
         """Return ``scale`` times the sum of what values stand for, flat, in fresh storage."""
 
+    def positions(self, kept: Kept) -> tuple[Tensor, Tensor | None] | None:
+        """Return which elements are kept, where it is elements that are kept."""
+        return None
+
     def share(self, xp: Any, values: Tensor, call: Call) -> tuple[Tensor, ...]:
         """Return the next shared state from the sum of all ranks' values, or its mean."""
         return ()
@@ -184,7 +188,9 @@ class Projection(Composable):
             if self.then is not None and self.then.combine is Combine.GATHER:
                 payload = payload[: layout.sections[0].nbytes]  # its own flag is no use here
             payload = layout.seal(xp, storage, [payload, *kept.side])
-        return Encoded(payload, self.left(xp, x, kept, sent, call) if want_error else None)
+        if not want_error:
+            return Encoded(payload, None)
+        return Encoded(payload, self.left(xp, x, kept, sent, call), self.positions(kept))
 
     def decode(
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any

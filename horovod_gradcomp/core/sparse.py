@@ -51,6 +51,9 @@ class Selection(Projection):
         side = positions.encode(xp, where, xp.numel(x))
         return Kept(self.values_at(xp, x, where), tuple(side), where)
 
+    def positions(self, kept: Kept) -> tuple[Tensor, Tensor | None] | None:
+        return kept.note, None
+
     def left(self, xp: Any, x: Tensor, kept: Kept, sent: Tensor, call: Call) -> Tensor:
         return xp.put_(x, kept.note, xp.sub(xp.take(x, kept.note), sent))
 
@@ -103,6 +106,9 @@ class Draw(Projection):
             values = xp.scale_(values, factor) if number else xp.mul_(values, factor)
             values = xp.clamp_(values, -_LARGEST, _LARGEST)
         return Kept(values, (), drawn)
+
+    def positions(self, kept: Kept) -> tuple[Tensor, Tensor | None] | None:
+        return kept.note.where, kept.note.inside
 
     def left(self, xp: Any, x: Tensor, kept: Kept, sent: Tensor, call: Call) -> Tensor:
         where, inside, _ = kept.note

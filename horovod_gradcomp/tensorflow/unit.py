@@ -17,6 +17,7 @@ from ..core import exchange, random
 from ..core.codec import Call, Combine
 from ..core.errors import explain
 from ..core.exchange import Carrier
+from ..core.memory import Done
 from ..core.payload import FLAG_BYTES
 from ..core.settings import Settings
 from ..ops import tensorflow as xp
@@ -35,6 +36,7 @@ class Ticket:
     state: tuple[Tensor, ...]
     agreed: Tensor
     exchange: exchange.Exchange
+    note: Tensor | None = None
     gathered: Tensor | None = None
     carrier: Carrier | None = None
 
@@ -73,20 +75,24 @@ class Unit(tf.Module):  # type: ignore[misc]
         nbytes = codec.wire_bytes(*self._shapes)
         if codec.combine is Combine.GATHER:
             nbytes += FLAG_BYTES
-        return nbytes if codec.combine is Combine.SUM else nbytes + 4 * Carrier.WIDTH
+        by_horovod = codec.combine is Combine.SUM and not self._settings.memory.references
+        return nbytes if by_horovod else nbytes + 4 * Carrier.WIDTH
 
     def send(self, tensor: Tensor, agreed: Tensor, call: calls.Call) -> tuple[Tensor, Ticket]:
         """Encode a gradient and start its exchange; see :meth:`Compressor.compress`."""
         settings, process_set = self._settings, call.process_set
         codec: Any = TracedCodec(settings.codec)
+        memory = settings.memory
         state = self._read(settings.memory.slots)
         step = self.step.read_value()
         rank = list(process_set.ranks or range(process_set.size())).index(hvd.rank())
+        # The gradient's own shape may be unknown, the variable's is not.
+        grad = tf.reshape(tensor, [self.numel])
+        note = memory.note(xp, grad, state, 1.0, None) if memory.notes else None
         running = exchange.start(
             xp,
             codec,
-            # The gradient's own shape may be unknown, the variable's is not.
-            settings.memory.compensate(xp, tf.reshape(tensor, [self.numel]), state, None),
+            memory.compensate(xp, grad, state, None, note=note),
             Call(
                 size=process_set.size(),
                 shapes=self._shapes,
@@ -95,12 +101,13 @@ class Unit(tf.Module):  # type: ignore[misc]
                 rank=rank,
                 shared=self._read(settings.codec.slots),
             ),
-            want_error=settings.memory.wants_error,
+            want_error=memory.wants_error,
+            own=memory.references,
             name=self.key,
             agreed=agreed,
         )
         request = next(running)
-        ticket = Ticket(self, tensor.dtype, state, agreed, running)
+        ticket = Ticket(self, tensor.dtype, state, agreed, running, note)
         if isinstance(request, exchange.Reduce):
             return request.payload, ticket
         ticket.carrier = Carrier(process_set.ranks or range(process_set.size()))
@@ -122,8 +129,14 @@ class Unit(tf.Module):  # type: ignore[misc]
             outcome = stop.value
         else:
             raise AssertionError("an exchange asked for more rounds than its codec says")
-        self._commit(ticket, outcome)
-        return tf.cast(tf.reshape(outcome.total, self._shape), ticket.dtype)
+        total, mean = outcome.total, None
+        if self._settings.memory.references:
+            assert ticket.carrier is not None
+            factor = reply.scale * float(len(ticket.carrier.ranks))
+            mean = total / factor
+            total = self._settings.memory.reduced(xp, mean, ticket.state) * factor
+        self._commit(ticket, Done(outcome.error, ticket.note, outcome.kept, mean), outcome.shared)
+        return tf.cast(tf.reshape(total, self._shape), ticket.dtype)
 
     def _read(self, slots: Sequence[str]) -> tuple[Tensor, ...]:
         return tuple(getattr(self, slot).read_value() for slot in slots)
@@ -141,7 +154,7 @@ class Unit(tf.Module):  # type: ignore[misc]
         scale, good = judge(carrier, tf.ensure_shape(reduced, [Carrier.WIDTH]))
         text = carrier.complaint("the values at the end of this message", self.key)
         gathered = _checked(ticket.gathered, good, text, reduced)
-        if self._settings.codec.combine is Combine.ROUNDS:
+        if self._settings.codec.combine is not Combine.GATHER:
             return exchange.Reply((gathered,), scale=scale)
         expected = self._settings.codec.wire_bytes(*self._shapes) + FLAG_BYTES
         text = explain(
@@ -159,12 +172,12 @@ class Unit(tf.Module):  # type: ignore[misc]
         ]
         return exchange.Reply(payloads, scale=scale)
 
-    def _commit(self, ticket: Ticket, outcome: exchange.Outcome) -> None:
+    def _commit(self, ticket: Ticket, done: Done, shared: tuple[Tensor, ...]) -> None:
         memory, codec = self._settings.memory, self._settings.codec
 
         def keep() -> Tensor:
-            state = memory.update(ticket.state, outcome.error)
-            for slot, value in zip((*memory.slots, *codec.slots), (*state, *outcome.shared)):
+            state = memory.update(xp, ticket.state, done)
+            for slot, value in zip((*memory.slots, *codec.slots), (*state, *shared)):
                 getattr(self, slot).assign(value)
             self.step.assign_add(1)
             return tf.constant(True)

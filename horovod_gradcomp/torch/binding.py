@@ -61,7 +61,7 @@ class Binding:
         self.step = 0
         self._where: list[tuple[Unit, int] | None] = [None] * len(named)
         self.units = self._plan()
-        self._sum = settings.codec.combine is Combine.SUM
+        self._sum = _by_horovod(settings)
         self._fingerprint = _fingerprint(self.names, self.params)
         self._ids = {id(p): i for i, p in enumerate(self.params)}
         self._follows = [*range(1, len(named)), 0] if named else []
@@ -266,7 +266,7 @@ class Binding:
         units = []
         for device, indices in groups.items():
             entries = [(self.names[i], tuple(self.params[i].shape)) for i in indices]
-            together = self.settings.codec.combine is not Combine.SUM
+            together = not _by_horovod(self.settings)
             at = iter(indices)
             for bucket in buckets(entries, self.settings.options.bucket_bytes, together=together):
                 unit = Unit(bucket, self.settings, device)
@@ -282,6 +282,11 @@ class Binding:
             count += 1
             unique = f"{name}#{count}"
         return unique
+
+
+def _by_horovod(settings: Settings) -> bool:
+    """Return whether payloads are what Horovod itself reduces."""
+    return settings.codec.combine is Combine.SUM and not settings.memory.references
 
 
 def _any_bad(flags: list[Tensor]) -> bool:

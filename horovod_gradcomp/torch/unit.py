@@ -17,6 +17,7 @@ from horovod.common.exceptions import HorovodInternalError
 from ..core import exchange, random
 from ..core.codec import Call
 from ..core.errors import ExchangeError, explain
+from ..core.memory import Done
 from ..core.plan import Bucket
 from ..core.settings import Settings
 from ..core.stats import UnitStats
@@ -36,7 +37,8 @@ class Unit:
         self.expected = len(bucket.members)
         self._settings = settings
         self._input: Tensor | None = None
-        self._spare: Tensor | None = None
+        self._note: Tensor | None = None
+        self._spares: list[Tensor] = []
         self._arrived: set[int] = set()
         self._held: set[int] = set()
         self._exchange: exchange.Exchange | None = None
@@ -44,6 +46,7 @@ class Unit:
         self._factor: float | None = None
         self._nbytes = 0
         self._summing = False
+        self._mean: Tensor | None = None
         self._round = 0
         self._rounds = settings.codec.round_count(bucket.shapes)
         self._outcome: exchange.Outcome | None = None
@@ -66,7 +69,7 @@ class Unit:
         """Whether every member that will arrive has arrived."""
         return len(self._arrived) >= self.expected
 
-    def add(self, index: int, grad: Tensor, *, frozen: bool) -> None:
+    def add(self, index: int, grad: Tensor, *, frozen: bool, gain: Any = 1.0) -> None:
         """Take in one member's gradient.
 
         Args:
@@ -74,22 +77,22 @@ class Unit:
             grad: Any strides, any float dtype, of the member's shape.
             frozen: Whether the parameter no longer trains: it sends zero and keeps its memory,
                 which would move its weights otherwise.
+            gain: Factor on the gradient, a number or a float32 scalar tensor.
         """
+        memory = self._settings.memory
         if self._input is None:
-            self._input = self._spare
-            self._spare = None
-            if self._input is None:
-                self._input = torch.empty(
-                    self.bucket.numel, dtype=torch.float32, device=self.device
-                )
-        part = self._part(self._input, index)
+            self._input = self._storage()
+            self._note = self._storage() if memory.notes else None
         self._arrived.add(index)
         if frozen:
-            self._held.add(index)
-            part.zero_()
+            self._hold(index)
             return
+        grad, part = grad.detach(), self._part(self._input, index)
         state = tuple(self._part(s, index) for s in self.state)
-        self._settings.memory.compensate(xp, grad.detach(), state, part)
+        note = None
+        if self._note is not None:
+            note = memory.note(xp, grad, state, gain, self._part(self._note, index))
+        memory.compensate(xp, grad, state, part, gain=gain, note=note)
         self.stats.raw_bytes += grad.numel() * grad.element_size()
 
     def encode(self, step: int, size: int, rank: int) -> exchange.Request:
@@ -103,8 +106,7 @@ class Unit:
         assert self._input is not None
         for index in range(len(self.bucket.members)):
             if index not in self._arrived:
-                self._held.add(index)
-                self._part(self._input, index).zero_()
+                self._hold(index)
         self._exchange = exchange.start(
             xp,
             self._settings.codec,
@@ -119,6 +121,7 @@ class Unit:
             ),
             want_error=self._settings.memory.wants_error,
             name=self.bucket.name,
+            own=self._settings.memory.references,
         )
         self.stats.numel = self.bucket.numel
         return self._counted(next(self._exchange))
@@ -178,12 +181,13 @@ class Unit:
                 )
             return
         self._factor = factor
+        scale = factor / size
         with self.stats.timed("wait_ms"):
             handle, self._handle = self._handle, None
             gathered = hvd.synchronize(handle)
         if self._summing:
             with self.stats.timed("decode_ms"):
-                self._finish(exchange.Reply((gathered,), scale=factor / size))
+                self._finish(exchange.Reply((gathered,), scale=scale))
             return
         if gathered.numel() != size * self._nbytes:
             raise ExchangeError(
@@ -196,7 +200,7 @@ class Unit:
             )
         with self.stats.timed("decode_ms"):
             payloads = gathered.view(size, -1).unbind(0)
-            self._finish(exchange.Reply(payloads, scale=factor / size))
+            self._finish(exchange.Reply(payloads, scale=scale))
 
     def finish_reduce(self, reduced: Tensor) -> None:
         """Decode what Horovod reduced."""
@@ -220,19 +224,20 @@ class Unit:
 
     def commit(self) -> None:
         """Let the candidate take the memory's place."""
-        assert self._outcome is not None
-        self.shared = self._outcome.shared
-        old, error = self.state, self._outcome.error
-        self.state = self._settings.memory.update(old, error)
-        for index in self._held:
-            for after, before in zip(self.state, old):
-                self._part(after, index).copy_(self._part(before, index))
-        spare = [t for t in (*old, self._input) if t is not None]
-        self._end(next((t for t in spare if all(t is not s for s in self.state)), None))
+        outcome, memory, old = self._outcome, self._settings.memory, self.state
+        assert outcome is not None
+        self.shared = outcome.shared
+        done = Done(outcome.error, self._note, outcome.kept, self._mean)
+        self.state = memory.update(xp, old, done)
+        if not memory.references:  # what is held sent zero and stays; references saw that, too
+            for index in self._held:
+                for after, before in zip(self.state, old):
+                    self._part(after, index).copy_(self._part(before, index))
+        self._end(*old)
 
     def drop(self) -> None:
         """Forget the candidate; the memory stays as it was."""
-        self._end(self._input)
+        self._end()
 
     def abandon(self) -> None:
         """Drop a step that was never decompressed, once the own collective is over."""
@@ -254,16 +259,46 @@ class Unit:
         try:
             self._exchange.send(reply)
         except StopIteration as stop:
-            self._outcome = stop.value
+            self._outcome = self._referred(stop.value)
             return
         raise AssertionError("an exchange asked for more rounds than its codec says")
 
-    def _end(self, spare: Tensor | None) -> None:
-        self._spare, self._input = spare, None
+    def _referred(self, outcome: exchange.Outcome) -> exchange.Outcome:
+        """Make a gradient of a difference to a reference."""
+        memory = self._settings.memory
+        if not memory.references:
+            return outcome
+        assert self._factor is not None
+        self._mean = outcome.total
+        if self._factor != 1:
+            self._mean = xp.scale_(self._mean, 1 / self._factor)
+        total = memory.reduced(xp, self._mean, self.state)
+        return outcome._replace(total=total if self._factor == 1 else total.mul_(self._factor))
+
+    def _end(self, *old: Tensor) -> None:
+        """Keep what is no longer needed as storage of the next step."""
+        taken = {t.data_ptr() for t in self.state}
+        free = [t for t in (*self._spares, *old, self._input, self._note) if t is not None]
+        free = [t for t in free if t.data_ptr() not in taken]
+        self._spares = free[: 1 + self._settings.memory.notes]
+        self._input = self._note = self._mean = None
         self._arrived.clear()
         self._held.clear()
         self._exchange = self._outcome = self._factor = None
         self._round = 0
+
+    def _storage(self) -> Tensor:
+        if self._spares:
+            return self._spares.pop()
+        return torch.empty(self.bucket.numel, dtype=torch.float32, device=self.device)
+
+    def _hold(self, index: int) -> None:
+        """Let a member send zero in this step."""
+        assert self._input is not None
+        self._held.add(index)
+        self._part(self._input, index).zero_()
+        if self._note is not None:
+            self._part(self._note, index).copy_(self._part(self.state[0], index))
 
     def _part(self, flat: Tensor, index: int) -> Tensor:
         member = self.bucket.members[index]

@@ -34,6 +34,16 @@ KINDS = {
     "powersgd": lambda **o: Compression.powersgd(rank=2, max_rate=1.0, **o),
     "svd": lambda **o: Compression.svd(rank=2, max_rate=1.0, **o),
 }
+MEMORIES = {
+    "momentum": lambda **o: Compression.topk(ratio=0.02, memory="momentum", **o),
+    "ef21": lambda **o: Compression.topk(ratio=0.1, memory="ef21", **o),
+    "differential": lambda **o: Compression.randomk(
+        ratio=0.1, memory="differential:alpha=0.5", **o
+    ),
+    "differential_acp": lambda **o: Compression.acp(max_rate=1.0, memory="differential", **o),
+}
+"""Memories that follow the gradient in another way than by keeping books."""
+ALL = {**KINDS, **MEMORIES}
 LIMITS = {"fp16": 1e-3}  # off the books, relative: Horovod adds float16 payloads in float16
 SMALL = {"bucket_bytes": 8192}  # several buckets
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -141,6 +151,13 @@ def memory(compression: Any) -> dict[str, torch.Tensor]:
     return entry["memory"].get("residual", {})
 
 
+def whole_state(compression: Any) -> dict[str, torch.Tensor]:
+    """Return all that is carried from step to step, what ranks share included."""
+    (entry,) = compression.state_dict()["optimizers"]
+    tables = {**entry["memory"], **entry["shared"]}
+    return {f"{slot}/{n}": v for slot, table in tables.items() for n, v in table.items()}
+
+
 def total_residual(compression: Any) -> dict[str, torch.Tensor]:
     every = hvd.allgather_object(memory(compression))
     return {n: torch.stack([m[n].double() for m in every]).mean(0) for n in every[0]}
@@ -186,15 +203,32 @@ def law1_under_options(option: str) -> None:
         books(KINDS[kind](**SMALL), kind, factor=factor, steps=6, **options)
 
 
-@check(*KINDS)
+@check(*ALL)
 def law2_equal_weights(kind: str) -> None:
-    net = Net()
-    optimizer = make(net, KINDS[kind]())
+    net, compression = Net(), ALL[kind]()
+    optimizer = make(net, compression)
     for step in range(300):
         optimizer.zero_grad()
         backward(net, step % 7)
         optimizer.step()
     same_everywhere(net.parameters())
+    (entry,) = compression.state_dict()["optimizers"]
+    for table in (*entry["shared"].values(), entry["memory"].get("mean", {})):
+        same_everywhere(table.values())
+
+
+@check("ef21", "differential", "differential_acp")
+def references_follow(kind: str) -> None:
+    """A gradient that stays as it is arrives whole, under every factor."""
+    for options, factor in (({}, 1), ({"op": hvd.Sum}, hvd.size())):
+        net = Net()
+        optimizer = make(net, ALL[kind](**SMALL), lr=0.0, **options)
+        for _ in range(150):
+            grads = reduce(net, optimizer, 3)
+        for n, p in net.named_parameters():
+            true = mean(n, p, 3)
+            off = (grads[n].double() / factor - true).norm() / true.norm()
+            assert off < 1e-3, f"{n} is off by {off:.2e}"
 
 
 @check("plain", "sum", "predivide", "groups", "passes")
@@ -219,17 +253,17 @@ def law5_none_is_plain_horovod(option: str) -> None:
     assert len(set(ends)) == 1, ends
 
 
-@check("topk", "linear4", "randomk")
+@check("topk", "linear4", "randomk", "acp", "powersgd", *MEMORIES)
 def law6_resume(kind: str) -> None:
     straight, saved = Net(), None
-    compression = KINDS[kind](**SMALL)
+    compression = ALL[kind](**SMALL)
     optimizer = make(straight, compression)
     for step in range(20):
         if step == 10:
             saved = pickle.loads(pickle.dumps((straight.state_dict(), compression.state_dict())))
             saved = copy.deepcopy(saved)
         reduce(straight, optimizer, step, exact=True)
-    resumed, compression = Net(), KINDS[kind](**SMALL)
+    resumed, compression = Net(), ALL[kind](**SMALL)
     resumed.load_state_dict(saved[0])
     compression.load_state_dict(saved[1])
     optimizer = make(resumed, compression)
@@ -238,23 +272,25 @@ def law6_resume(kind: str) -> None:
     assert digest(straight.parameters()) == digest(resumed.parameters())
 
 
-@check(*[f"{kind}:{where}" for kind in KINDS for where in ("kernel", "bias")])
+@check(*[f"{kind}:{where}" for kind in ALL for where in ("kernel", "bias")])
 def law7_bad_step(case: str) -> None:
     kind, where = case.split(":")
-    net, compression = Net(), KINDS[kind](**SMALL)
+    net, compression = Net(), ALL[kind](**SMALL)
     optimizer = make(net, compression, lr=0.0)
     for step in range(3):
         reduce(net, optimizer, step)
-    before = {n: v.clone() for n, v in memory(compression).items()}
+    before = {n: v.clone() for n, v in whole_state(compression).items()}
     grads = reduce(net, optimizer, 3, spoil=where if hvd.rank() == hvd.size() - 1 else "")
     assert not all(g.isfinite().all() for g in grads.values()), "the bad step looks good here"
-    after = memory(compression)
+    after = whole_state(compression)
     assert all(torch.equal(before[n], after[n]) for n in before), "a bad step changed the memory"
     assert compression.stats()["bad_steps"] == 1
     grads = reduce(net, optimizer, 4)
     assert all(g.isfinite().all() for g in grads.values()), "the next step is bad too"
     same_everywhere(grads.values())
-    assert any(not torch.equal(before[n], v) for n, v in memory(compression).items())
+    after = whole_state(compression)
+    assert any(not torch.equal(before[n], v) for n, v in after.items())
+    assert all(v.isfinite().all() for v in after.values())
 
 
 @check("topk", "linear4", "randomk")
