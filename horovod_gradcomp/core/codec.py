@@ -58,7 +58,7 @@ class Encoded(NamedTuple):
     """``x - decode(payload)``, flat float32, where it was asked for."""
 
     kept: tuple[Tensor, Tensor | None] | None = None
-    """Positions of values that are sent, int64, and which of them count; None where all are sent."""
+    """Positions of what is sent, int64, and which of them count; None where all is sent."""
 
 
 class Finished(NamedTuple):

