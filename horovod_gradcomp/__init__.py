@@ -15,6 +15,7 @@ from .core.errors import (
     SettingsError,
     StateError,
 )
+from .core.schedule import ramp
 
 __all__ = [
     "BindingError",
@@ -23,4 +24,5 @@ __all__ = [
     "SettingsError",
     "StateError",
     "__version__",
+    "ramp",
 ]

@@ -71,6 +71,8 @@ BAD_OPTIONS = {
     "min_numel": [-1, 0.5, "8", None, True],
     "skip_1d": [0, 1, "yes", None],
     "bucket_bytes": [0, 3, -5, 1e6, None, True],
+    "start_after": [-1, 0.5, "8", None, True],
+    "start_with": ["fp17", "", 3, None, "topk:ratio=2"],
 }
 
 

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .codec import Codec, check_count
+from .codec import Codec, Combine, check_count
 from .errors import SettingsError, explain
 from .memory import MEMORIES, Memory
+from .schedule import Phase, Ramp, at, describe, parse_ramp
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Options:
         bucket_bytes: Most bytes (float32) of parameters that are packed into one message. Below
             32 MiB, from where on the C library returns freed storage to the system at once and
             every step pays again for fresh pages.
+        start_after: Steps that ``start_with`` is used for, before the codec itself.
+        start_with: String form of the codec to start with.
     """
 
     memory: str | Memory | None = None
@@ -35,10 +38,14 @@ class Options:
     min_numel: int = 1024
     skip_1d: bool = True
     bucket_bytes: int = 25 * 2**20
+    start_after: int = 0
+    start_with: str = "none"
 
     def __post_init__(self) -> None:
         check_count("compressor", "min_numel", self.min_numel, minimum=0)
         check_count("compressor", "bucket_bytes", self.bucket_bytes, minimum=4)
+        check_count("compressor", "start_after", self.start_after, minimum=0)
+        parse_codec(self.start_with)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise SettingsError(explain(got=f"seed={self.seed!r}", expected="a whole number"))
         if not isinstance(self.skip_1d, bool):
@@ -50,8 +57,27 @@ class Settings:
     """A checked codec with its memory and options; what :class:`Compressor` is built from."""
 
     codec: Codec
+    """The one that is used in the end."""
+
     memory: Memory
     options: Options
+    phases: tuple[Phase, ...]
+    """All codecs, in the order of their first steps; the first begins at step 0."""
+
+    @property
+    def identity(self) -> bool:
+        """Whether nothing is ever changed."""
+        return all(phase.codec.identity for phase in self.phases)
+
+    @property
+    def by_horovod(self) -> bool:
+        """Whether payloads are what Horovod itself reduces, in every step."""
+        summed = all(phase.codec.combine is Combine.SUM for phase in self.phases)
+        return summed and not self.memory.references
+
+    def codec_at(self, step: int) -> Codec:
+        """Return the codec of a step."""
+        return at(self.phases, step)
 
     def describe(self) -> str:
         """Return one line that names every setting, equal on ranks that are set alike."""
@@ -59,7 +85,7 @@ class Settings:
         values = ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self.memory).items())
         rest = {k: v for k, v in vars(self.options).items() if k != "memory"}
         tail = " ".join(f"{k}={v}" for k, v in rest.items())
-        return f"{self.codec.describe()} memory={memory}{':' + values if values else ''} {tail}"
+        return f"{describe(self.phases)} memory={memory}{':' + values if values else ''} {tail}"
 
 
 def make(name: str, settings: Mapping[str, Any], extra: Sequence[str] = ()) -> Settings:
@@ -78,17 +104,41 @@ def make(name: str, settings: Mapping[str, Any], extra: Sequence[str] = ()) -> S
             if key == "then":
                 raise SettingsError(_no_values(name, settings[key]))
             raise SettingsError(_unknown(f"{name}: keyword", key, [*theirs, *sorted(ours), *extra]))
-    codec = _construct(name, cls, {k: v for k, v in settings.items() if k in theirs})
     options = Options(**{k: v for k, v in settings.items() if k in ours})
-    return assemble(codec, options)
+    return assemble(_phases(name, cls, {k: settings[k] for k in theirs if k in settings}), options)
 
 
-def assemble(codec: Codec, options: Options) -> Settings:
-    """Return settings whose codec and memory fit one another."""
-    memory = _memory(codec.default_memory if options.memory is None else options.memory)
-    codec = codec.with_memory(memory.wants_error)
-    memory.check(codec)
-    return Settings(codec, memory, options)
+def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
+    """Return settings whose codecs and memory fit one another."""
+    phases = [Phase(0, codec)] if isinstance(codec, Codec) else list(codec)
+    final = phases[-1].codec
+    memory = _memory(final.default_memory if options.memory is None else options.memory)
+    if options.start_after:
+        later = [Phase(first + options.start_after, codec) for first, codec in phases]
+        phases = [Phase(0, parse_codec(options.start_with)), *later]
+    fitted = []
+    for first, each in phases:
+        each = each.with_memory(memory.wants_error)
+        if not each.identity or len(phases) == 1:  # in between, nothing is left to remember
+            memory.check(each)
+        fitted.append(Phase(first, each))
+    return Settings(fitted[-1].codec, memory, options, tuple(fitted))
+
+
+def _phases(name: str, cls: type[Any], settings: Mapping[str, Any]) -> list[Phase]:
+    """Return the codec of each value that a setting takes."""
+    moving = [key for key, value in settings.items() if isinstance(value, Ramp)]
+    if len(moving) > 1:
+        raise SettingsError(
+            f"{name}: " + explain(got=f"ramps of {' and '.join(moving)}", expected="one ramp")
+        )
+    if not moving:
+        return [Phase(0, _construct(name, cls, settings))]
+    (key,) = moving
+    return [
+        Phase(first, _construct(name, cls, {**settings, key: value}))
+        for first, value in settings[key].values()
+    ]
 
 
 def compose(first: Settings, second: Settings) -> Settings:
@@ -112,8 +162,14 @@ def compose(first: Settings, second: Settings) -> Settings:
         raise SettingsError(_no_values(name, second.codec))
     if first.codec.then is not None:  # type: ignore[attr-defined]
         raise SettingsError(explain(got="a second '+'", expected="one"))
-    joined: Any = first.codec
-    return assemble(dataclasses.replace(joined, then=second.codec), first.options)
+    if len(second.phases) > 1:
+        raise SettingsError(explain(got="a ramp after '+'", expected="a codec that stays"))
+    begun = first.options.start_after
+    phases = []
+    for phase in first.phases[1 if begun else 0 :]:
+        joined: Any = phase.codec
+        phases.append(Phase(phase.first - begun, dataclasses.replace(joined, then=second.codec)))
+    return assemble(phases, first.options)
 
 
 def parse_codec(text: str) -> Codec:
@@ -129,6 +185,8 @@ def parse_codec(text: str) -> Codec:
 
     name, settings = split(text)
     cls = _look_up(name, REGISTRY, "codec")
+    if any(isinstance(value, Ramp) for value in settings.values()):
+        raise SettingsError(f"{name}: " + explain(got="a ramp", expected="a codec that stays"))
     codec: Codec = _construct(name, cls, settings)
     return codec
 
@@ -222,6 +280,9 @@ def _unknown(what: str, name: str, allowed: list[str]) -> str:
 
 
 def _value(text: str) -> Any:
+    moving = parse_ramp(text)
+    if moving is not None:
+        return moving
     for kind in (int, float):
         try:
             return kind(text)

@@ -69,6 +69,14 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     do="make compressors with Compression.topk(...), Compression.from_string(...)",
                 )
             )
+        if len(settings.phases) > 1:
+            raise SettingsError(
+                explain(
+                    got="a ramp or start_after=",
+                    expected="one codec for all steps",
+                    why="a graph is traced once; only the torch front end has schedules so far",
+                )
+            )
         super().__init__(name="compressor")
         self._settings = settings
         self._units: dict[str, Unit] = {}
@@ -100,7 +108,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         if not isinstance(variable, tf.Variable):
             return self._dense(tensor)
         label = self._label(variable)
-        if self._settings.codec.identity or not self._compresses(variable):
+        if self._settings.identity or not self._compresses(variable):
             numel = int(variable.shape.num_elements() or 0)
             carried = _carriable(tensor.dtype)
             step.record.bypassed[label] = numel, numel * carried.size
@@ -163,7 +171,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             if not isinstance(variable, tf.Variable):
                 raise refusals.unbuilt(variable)
         self._register(found)
-        if not self._settings.codec.identity:
+        if not self._settings.identity:
             for variable in filter(self._compresses, found):
                 self._unit(variable)
         return self
@@ -201,7 +209,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         """Send a tensor of unknown origin as it is, which is always right."""
         if self._settings.memory.slots:
             raise refusals.unknown_tensor(tensor)
-        if not self._book.warned and not self._settings.codec.identity:
+        if not self._book.warned and not self._settings.identity:
             self._book.warned = True
             warnings.warn(
                 "horovod_gradcomp: a tensor that is no gradient of a variable in Horovod's "

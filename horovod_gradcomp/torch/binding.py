@@ -17,7 +17,6 @@ import horovod.torch as hvd
 import torch
 
 from ..core import policy
-from ..core.codec import Combine
 from ..core.errors import BindingError, explain
 from ..core.exchange import Carrier, Reduce, Request
 from ..core.plan import buckets
@@ -61,7 +60,7 @@ class Binding:
         self.step = 0
         self._where: list[tuple[Unit, int] | None] = [None] * len(named)
         self.units = self._plan()
-        self._sum = _by_horovod(settings)
+        self._sum = settings.by_horovod
         self._fingerprint = _fingerprint(self.names, self.params)
         self._ids = {id(p): i for i, p in enumerate(self.params)}
         self._follows = [*range(1, len(named)), 0] if named else []
@@ -251,7 +250,7 @@ class Binding:
 
     # Layout -----------------------------------------------------------------------------------
     def _plan(self) -> list[Unit]:
-        if self.settings.codec.identity:
+        if self.settings.identity:
             self.stats.bypassed.numel += sum(p.numel() for p in self.params)
             self.stats.bypassed_names += self.names
             return []
@@ -266,7 +265,7 @@ class Binding:
         units = []
         for device, indices in groups.items():
             entries = [(self.names[i], tuple(self.params[i].shape)) for i in indices]
-            together = not _by_horovod(self.settings)
+            together = not self.settings.by_horovod
             at = iter(indices)
             for bucket in buckets(entries, self.settings.options.bucket_bytes, together=together):
                 unit = Unit(bucket, self.settings, device)
@@ -282,11 +281,6 @@ class Binding:
             count += 1
             unique = f"{name}#{count}"
         return unique
-
-
-def _by_horovod(settings: Settings) -> bool:
-    """Return whether payloads are what Horovod itself reduces."""
-    return settings.codec.combine is Combine.SUM and not settings.memory.references
 
 
 def _any_bad(flags: list[Tensor]) -> bool:

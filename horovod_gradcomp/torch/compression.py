@@ -215,7 +215,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
                     "memory='none'",
                 )
             )
-        if not self._warned and not self._settings.codec.identity:
+        if not self._warned and not self._settings.identity:
             self._warned = True
             warnings.warn(
                 "horovod_gradcomp: a tensor that is no gradient of a bound parameter is sent "

@@ -52,6 +52,8 @@ def check(settings: Settings, saved: Mapping[str, Any]) -> Sequence[Mapping[str,
 
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
+    for unit in binding.units:
+        unit.prepare(max(entry["step"] - 1, 0))
     memory = {
         slot: dict(_parts(binding, i)) for i, slot in enumerate(binding.settings.memory.slots)
     }
@@ -91,10 +93,11 @@ def _shared(binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
 
 def _shared_parts(binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
     """Return the codec's shared state by slot and by the name of the unit."""
-    return {
-        slot: {unit.bucket.name: unit.shared[i] for unit in binding.units}
-        for i, slot in enumerate(binding.settings.codec.slots)
-    }
+    out: dict[str, dict[str, torch.Tensor]] = {}
+    for unit in binding.units:
+        for slot, tensor in zip(unit.slots, unit.shared):
+            out.setdefault(slot, {})[unit.bucket.name] = tensor
+    return out
 
 
 def _parts(binding: Binding, slot: int) -> list[tuple[str, torch.Tensor]]:

@@ -15,7 +15,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from ..core import exchange, random
-from ..core.codec import Call
+from ..core.codec import Call, Codec
 from ..core.errors import ExchangeError, explain
 from ..core.memory import Done
 from ..core.plan import Bucket
@@ -48,15 +48,28 @@ class Unit:
         self._summing = False
         self._mean: Tensor | None = None
         self._round = 0
-        self._rounds = settings.codec.round_count(bucket.shapes)
         self._outcome: exchange.Outcome | None = None
         self.state = tuple(
             torch.zeros(bucket.numel, dtype=torch.float32, device=device)
             for _ in settings.memory.slots
         )
-        key = random_key(settings, bucket.name, 0)
-        start = Call(shapes=bucket.shapes, key=key)
-        self.shared = settings.codec.initial(xp, start, torch.empty(0, device=device))
+        self.codec: Codec | None = None
+        self.shared: tuple[Tensor, ...] = ()
+        self.prepare(0)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Names of the shared state's tensors."""
+        return () if self.codec is None else self.codec.slots
+
+    def prepare(self, step: int) -> None:
+        """Take up the codec of a step, with the shared state that a new one begins with."""
+        codec = self._settings.codec_at(step)
+        if codec is self.codec:
+            return
+        self.codec, self._rounds = codec, codec.round_count(self.bucket.shapes)
+        start = Call(shapes=self.bucket.shapes, key=random_key(self._settings, self.bucket.name, 0))
+        self.shared = codec.initial(xp, start, torch.empty(0, device=self.device))
 
     # One step ---------------------------------------------------------------------------------
     @property
@@ -107,9 +120,11 @@ class Unit:
         for index in range(len(self.bucket.members)):
             if index not in self._arrived:
                 self._hold(index)
+        self.prepare(step)
+        assert self.codec is not None
         self._exchange = exchange.start(
             xp,
-            self._settings.codec,
+            self.codec,
             self._input,
             Call(
                 size=size,
@@ -121,7 +136,7 @@ class Unit:
             ),
             want_error=self._settings.memory.wants_error,
             name=self.bucket.name,
-            own=self._settings.memory.references,
+            own=not self._settings.by_horovod,
         )
         self.stats.numel = self.bucket.numel
         return self._counted(next(self._exchange))

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import nn
 
+from horovod_gradcomp import ramp
 from horovod_gradcomp.torch import BindingError, Compression, DistributedOptimizer
 from tests.distributed.launch import report
 
@@ -33,6 +34,12 @@ KINDS = {
     "acp_linear": lambda **o: Compression.from_string("acp:rank=2,max_rate=1.0+linear:bits=8", **o),
     "powersgd": lambda **o: Compression.powersgd(rank=2, max_rate=1.0, **o),
     "svd": lambda **o: Compression.svd(rank=2, max_rate=1.0, **o),
+    "late_topk": lambda **o: Compression.topk(ratio=0.02, start_after=4, **o),
+    "ramp_topk": lambda **o: Compression.topk(ratio=ramp(0.5, 0.01, 12), **o),
+    "ramp_acp": lambda **o: Compression.acp(rank=ramp(3, 1, 12, "steps"), max_rate=1.0, **o),
+    "late_powersgd": lambda **o: Compression.powersgd(
+        rank=2, max_rate=1.0, start_after=3, start_with="topk:ratio=0.1", **o
+    ),
 }
 MEMORIES = {
     "momentum": lambda **o: Compression.topk(ratio=0.02, memory="momentum", **o),
@@ -190,6 +197,23 @@ def law1_books_balance(kind: str) -> None:
     books(KINDS[kind](**SMALL), kind)
 
 
+@check("late_topk", "ramp_topk", "late_powersgd")
+def sizes_change_at_their_steps(kind: str) -> None:
+    net, compression = Net(), ALL[kind]()
+    optimizer = make(net, compression)
+    sent = []
+    for step in range(16):
+        before = compression.stats()["compressed"]["wire_bytes"] if step else 0
+        reduce(net, optimizer, step)
+        sent.append(compression.stats()["compressed"]["wire_bytes"] - before)
+    changes = [step for step in range(1, 16) if sent[step] != sent[step - 1]]
+    assert changes == {"late_topk": [4], "ramp_topk": [4, 8, 12], "late_powersgd": [3]}[kind], sent
+    if kind != "late_powersgd":
+        assert sent == sorted(sent, reverse=True)
+    if kind == "late_topk":
+        assert sent[0] == 4 * (2 * 40 * 33 + 8 * 9 * 25 + 2700) + 4 * 3 * 4
+
+
 @check("sum", "predivide", "groups")
 def law1_under_options(option: str) -> None:
     factor, options = 1.0, {}
@@ -253,7 +277,7 @@ def law5_none_is_plain_horovod(option: str) -> None:
     assert len(set(ends)) == 1, ends
 
 
-@check("topk", "linear4", "randomk", "acp", "powersgd", *MEMORIES)
+@check("topk", "linear4", "randomk", "acp", "powersgd", "ramp_acp", "ramp_topk", *MEMORIES)
 def law6_resume(kind: str) -> None:
     straight, saved = Net(), None
     compression = ALL[kind](**SMALL)

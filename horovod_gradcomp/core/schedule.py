@@ -1,0 +1,138 @@
+"""Which codec runs at which step: settings that move during training, and a gentle start.
+
+Steps are reductions, so they are equal on all ranks. Sizes change in few coarse steps only: Horovod
+agrees anew on every tensor whose size has changed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from .codec import Codec
+from .errors import SettingsError, explain
+
+_KINDS = _EXPONENTIAL, _LINEAR, _STEPS = ("exponential", "linear", "steps")
+_PLATEAUS = 8
+"""Values that a linear ramp takes."""
+_FACTOR = 4.0
+"""From one value of an exponential ramp to the next, at most."""
+_TEXT = re.compile(r"([^.@]+(?:\.\d[^.@]*)?)\.\.([^@]+)@(\d+)(?:/(\w+))?")
+
+
+class Phase(NamedTuple):
+    """A codec, and the step from which on it is used."""
+
+    first: int
+    codec: Codec
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A setting that moves from one value to another, in a few coarse steps.
+
+    Args:
+        start: First value.
+        end: Last value, reached after ``steps`` steps.
+        steps: At least 1.
+        kind: "exponential": in equal ratios of at most 4, as deep gradient compression warms up;
+            "linear": 8 evenly spaced values; "steps": every whole number in between.
+
+    Raises:
+        SettingsError: A value is out of range.
+
+    Example:
+        >>> Ramp(0.25, 0.001, steps=4000).values()
+        [(0, 0.25), (1000, 0.06287), (2000, 0.01581), (3000, 0.003976), (4000, 0.001)]
+
+    Reference:
+        Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", ICLR 2018, arXiv:1712.01887.
+    """
+
+    start: float
+    end: float
+    steps: int
+    kind: str = "exponential"
+
+    def __post_init__(self) -> None:
+        for name in ("start", "end"):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value <= 0:
+                _refuse(name, value, "a number above 0")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            _refuse("steps", self.steps, "a whole number, steps >= 1")
+        if self.kind not in _KINDS:
+            _refuse("kind", self.kind, f"one of {', '.join(_KINDS)}")
+        if self.kind == _STEPS and not self._whole:
+            _refuse("kind", self.kind, "'exponential' or 'linear' for what is no whole number")
+
+    @property
+    def _whole(self) -> bool:
+        return isinstance(self.start, int) and isinstance(self.end, int)
+
+    def values(self) -> list[tuple[int, Any]]:
+        """Return each value, a whole number where both ends are, with its first step."""
+        if self.kind == _STEPS:
+            count = int(abs(self.end - self.start)) + 1
+        elif self.kind == _LINEAR:
+            count = _PLATEAUS
+        else:
+            ratio = abs(math.log(self.end / self.start))
+            count = 1 + max(1, math.ceil(ratio / math.log(_FACTOR) - 1e-9))
+        out: list[tuple[int, Any]] = []
+        for i in range(count):
+            share = i / max(1, count - 1)
+            if self.kind == _EXPONENTIAL:
+                value = self.start * (self.end / self.start) ** share
+            else:
+                value = self.start + (self.end - self.start) * share
+            value = round(value) if self._whole else float(f"{value:.4g}")
+            value = self.end if i == count - 1 else value
+            if not out or out[-1][1] != value:
+                out.append((round(share * self.steps), value))
+        return out
+
+    def __str__(self) -> str:
+        return f"{self.start}..{self.end}@{self.steps}/{self.kind}"
+
+
+def ramp(start: float, end: float, steps: int, kind: str = "exponential") -> Ramp:
+    """Return a setting that moves, as in ``Compression.topk(ratio=ramp(0.25, 0.001, 4000))``.
+
+    See :class:`Ramp`. In string forms it is ``ratio=0.25..0.001@4000``, with ``/linear`` or
+    ``/steps`` for the other kinds.
+    """
+    return Ramp(start, end, steps, kind)
+
+
+def parse_ramp(text: str) -> Ramp | None:
+    """Return what ``start..end@steps`` or ``start..end@steps/kind`` stands for, or None."""
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        ends = [int(t) if re.fullmatch(r"\d+", t) else float(t) for t in found.groups()[:2]]
+    except ValueError:
+        return None
+    return Ramp(ends[0], ends[1], int(found[3]), found[4] or "exponential")
+
+
+def at(phases: Sequence[Phase], step: int) -> Codec:
+    """Return the codec of a step."""
+    return next(phase.codec for phase in reversed(phases) if phase.first <= step)
+
+
+def describe(phases: Sequence[Phase]) -> str:
+    """Return one line that names all codecs and when each begins."""
+    first, *others = phases
+    return first.codec.describe() + "".join(
+        f", from {p.first}: {p.codec.describe()}" for p in others
+    )
+
+
+def _refuse(name: str, value: Any, expected: str) -> None:
+    raise SettingsError("ramp: " + explain(got=f"{name}={value!r}", expected=expected))
