@@ -243,6 +243,12 @@ class Ops(Protocol):
         """Return each element of a flat tensor ``times`` times in a row."""
 
     # Blocks and payloads ----------------------------------------------------------------------
+    def kernels(self, *tensors: Tensor) -> Any | None:
+        """Return the compiled kernels (:class:`horovod_gradcomp.native.Kernels`), or None.
+
+        Only where they are there, and may read and write the storage of all these tensors.
+        """
+
     def map_rows(
         self,
         fn: Callable[..., tuple[Tensor, ...]],

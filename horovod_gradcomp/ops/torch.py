@@ -13,6 +13,7 @@ from typing import Any, Callable
 
 import torch
 
+from .. import native
 from ..core.payload import FLAG_BYTES
 
 Tensor = torch.Tensor
@@ -354,6 +355,15 @@ def repeat(x: Tensor, counts: Tensor, total: int) -> Tensor:
 
 def repeat_each(x: Tensor, times: int) -> Tensor:
     return x.repeat_interleave(times)
+
+
+def kernels(*tensors: Tensor) -> Any | None:
+    # A subclass may have no storage, as while a graph is traced.
+    for x in tensors:
+        plain = type(x) is Tensor or type(x) is torch.nn.Parameter
+        if not plain or x.device.type != "cpu" or not x.is_contiguous():
+            return None
+    return native.Kernels(torch.get_num_threads()) if native.available() else None
 
 
 def map_rows(
