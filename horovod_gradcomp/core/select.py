@@ -3,7 +3,7 @@
 Magnitudes are compared as integers (the bits of a float32 without its sign), so subnormals and
 NaN have their place in the order and no framework's flushing or NaN rule can change it.
 
-A full selection costs tens of passes. The sampled one estimates a threshold a little below the
+A full selection costs tens of passes, with compiled kernels five. The sampled one estimates a threshold a little below the
 k-th magnitude from a strided sample, keeps the few elements above it, and selects exactly among
 these. A threshold that proves too high is noticed (fewer than k are left) and the full selection
 runs, so both give the same positions.
@@ -42,8 +42,8 @@ def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
     if not sampled or n < SMALLEST or rank >= n // STRIDE // 2:
         return xp.fix_size(_full(xp, x, k), k)
     sample = xp.magnitude(xp.strided(x, STRIDE))
-    limit = _below(xp, xp.kth_largest(sample, rank))
-    found = xp.positions_above(x, limit)
+    limit = _limit(xp, sample, rank)
+    found = _above(xp, x, limit, 2 * k)
     return xp.fix_size(
         xp.cond(
             xp.length(found) >= k,
@@ -66,7 +66,38 @@ def _below(xp: Any, bits: Tensor) -> Tensor:
     return xp.where(xp.less(bits, 1), bits, bits - 1)
 
 
+def _limit(xp: Any, sample: Tensor, rank: int) -> Any:
+    kernels = xp.kernels(sample)
+    return (
+        max(kernels.kth(sample, rank) - 1, 0)
+        if kernels
+        else _below(xp, xp.kth_largest(sample, rank))
+    )
+
+
+def _above(xp: Any, x: Tensor, limit: Any, likely: int) -> Tensor:
+    """Return the positions above a limit, of which there are likely no more than so many."""
+    kernels = xp.kernels(x)
+    if not kernels:
+        return xp.positions_above(x, limit)
+    found = xp.empty(min(likely, xp.numel(x)), x, "int64")
+    count = kernels.above(x, limit, found)
+    if count > xp.numel(found):
+        found = xp.empty(count, x, "int64")
+        kernels.above(x, limit, found)
+    return found[:count]
+
+
+def _largest(kernels: Any, xp: Any, x: Tensor, k: int) -> Tensor:
+    found = xp.empty(k, x, "int64")
+    kernels.largest(x, found)
+    return found
+
+
 def _full(xp: Any, x: Tensor, k: int) -> Tensor:
+    kernels = xp.kernels(x)
+    if kernels:
+        return _largest(kernels, xp, x, k)
     kth = xp.kth_largest(xp.magnitude(x), k)
     found = xp.positions_above(x, _below(xp, kth))
     return xp.cond(
@@ -78,7 +109,11 @@ def _full(xp: Any, x: Tensor, k: int) -> Tensor:
 
 def _narrow(xp: Any, x: Tensor, found: Tensor, k: int) -> Tensor:
     """Keep the k largest of the found positions, ties by lowest position."""
-    bits = xp.magnitude(xp.take(x, found))
+    values = xp.take(x, found)
+    kernels = xp.kernels(values)
+    if kernels:
+        return xp.take(found, _largest(kernels, xp, values, k))
+    bits = xp.magnitude(values)
     kth = xp.kth_largest(bits, k)
     above = xp.less(kth, bits)
     tied = xp.equal(bits, kth)

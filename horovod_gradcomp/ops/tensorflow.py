@@ -51,8 +51,8 @@ def zeros_like(x: Tensor) -> Tensor:
     return tf.zeros_like(x)
 
 
-def empty(count: int, like: Tensor) -> Tensor:
-    return tf.zeros([count], tf.float32)  # unused in a graph, where it costs nothing
+def empty(count: int, like: Tensor, dtype: str = "float32") -> Tensor:
+    return tf.zeros([count], DTYPES[dtype])  # unused in a graph, where it costs nothing
 
 
 def as_int32(word: Any, like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any, Callable
 import torch
 
 from .. import native
+from ..native import pages
 from ..core.payload import FLAG_BYTES
 
 Tensor = torch.Tensor
@@ -43,15 +44,15 @@ def arange(start: int, count: int, dtype: str, like: Tensor) -> Tensor:
 
 
 def zeros(count: int, dtype: str, like: Tensor) -> Tensor:
-    return torch.zeros(count, dtype=DTYPES[dtype], device=like.device)
+    return _fresh(count, DTYPES[dtype], like).zero_()
 
 
 def zeros_like(x: Tensor) -> Tensor:
     return torch.zeros_like(x)
 
 
-def empty(count: int, like: Tensor) -> Tensor:
-    return torch.empty(count, dtype=torch.float32, device=like.device)
+def empty(count: int, like: Tensor, dtype: str = "float32") -> Tensor:
+    return _fresh(count, DTYPES[dtype], like)
 
 
 def as_int32(word: Any, like: Tensor) -> Tensor:
@@ -397,7 +398,7 @@ def join_flat(whole: Tensor, pieces: Sequence[Tensor]) -> Tensor:
 
 
 def new_payload(layout: Any, like: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
-    payload = torch.empty(layout.total, dtype=torch.uint8, device=like.device)
+    payload = _fresh(layout.total, torch.uint8, like)
     payload[layout.nbytes - 4 if layout.nbytes else 0 :].zero_()  # padding and flag
     return payload, layout.open(sys.modules[__name__], payload)
 
@@ -434,6 +435,14 @@ def poison_(payload: Tensor, flag: Tensor) -> Tensor:
     if payload.numel():
         payload[:1].add_(flag)
     return payload
+
+
+def _fresh(count: int, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Return storage to fill; on a CPU with huge pages, whose faults cost half as much."""
+    x = torch.empty(count, dtype=dtype, device=like.device)
+    if type(x) is Tensor and x.device.type == "cpu":
+        pages.advise(x.data_ptr(), x.numel() * x.element_size())
+    return x
 
 
 def _rounded(factor: float) -> float:
