@@ -106,14 +106,17 @@ static KERNEL int fp16_encode(const encode_job *job, int64_t first, int64_t last
     const int want = job->want_error;
     int64_t i = first;
 #if HAS_F16C
+    const __m256 high = _mm256_set1_ps(most), low = _mm256_set1_ps(-most);
+    const __m256 before = _mm256_set1_ps(down), after = _mm256_set1_ps(up);
     for (; i + 8 <= last; i += 8) {
-        float scaled[8], back[8];
-        for (int j = 0; j < 8; j++) scaled[j] = cut(x[i + j], most) * down;
-        const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(scaled), _MM_FROUND_TO_NEAREST_INT);
+        const __m256 value = _mm256_loadu_ps(x + i);
+        const __m256 kept = _mm256_min_ps(high, _mm256_max_ps(low, value)); /* NaN stays */
+        const __m128i half =
+            _mm256_cvtps_ph(_mm256_mul_ps(kept, before), _MM_FROUND_TO_NEAREST_INT);
         _mm_storeu_si128((__m128i *)(void *)(codes + i), half);
         if (!want) continue;
-        _mm256_storeu_ps(back, _mm256_cvtph_ps(half));
-        for (int j = 0; j < 8; j++) x[i + j] -= back[j] * up;
+        const __m256 sent = _mm256_mul_ps(_mm256_cvtph_ps(half), after);
+        _mm256_storeu_ps(x + i, _mm256_sub_ps(value, sent));
     }
 #endif
     for (; i < last; i++) {

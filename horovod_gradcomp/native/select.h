@@ -32,6 +32,13 @@ static KERNEL int64_t select_above(const float *x, int64_t count, int32_t limit,
     return found;
 }
 
+/* Whether any of a group has the prefix in its bits from high on. */
+INLINE int any_with(const float *x, int high, int32_t prefix) {
+    uint32_t any = 0;
+    for (int i = 0; i < GROUP; i++) any |= (uint32_t)(magnitude_of(x[i]) >> high == prefix);
+    return (int)any;
+}
+
 /* Which bin holds the k-th from above; *k becomes its rank there. */
 INLINE int32_t bin_of(const int64_t *counts, int32_t bins, int64_t *k) {
     for (int32_t bin = bins - 1; bin > 0; bin--) {
@@ -48,13 +55,19 @@ static KERNEL void count_bits(const float *x, int64_t count, int high, int32_t p
     uint32_t kept[AT_ONCE + 1];
     for (int64_t at = 0; at < count; at += AT_ONCE) {
         const int64_t stop = count - at < AT_ONCE ? count : at + AT_ONCE;
-        int64_t found = 0;
-        for (int64_t i = at; i < stop; i++) {
-            const int32_t size = magnitude_of(x[i]);
-            kept[found] = (uint32_t)size;
-            found += size >> high == prefix;
+        int64_t found = 0, i = at;
+        for (; i + GROUP <= stop; i += GROUP) {
+            if (!any_with(x + i, high, prefix)) continue;
+            for (int j = 0; j < GROUP; j++) {
+                kept[found] = (uint32_t)magnitude_of(x[i + j]);
+                found += (int32_t)(kept[found] >> high) == prefix;
+            }
         }
-        for (int64_t i = 0; i < found; i++) counts[(int32_t)(kept[i] >> low) & mask]++;
+        for (; i < stop; i++) {
+            kept[found] = (uint32_t)magnitude_of(x[i]);
+            found += (int32_t)(kept[found] >> high) == prefix;
+        }
+        for (i = 0; i < found; i++) counts[(int32_t)(kept[i] >> low) & mask]++;
     }
 }
 
