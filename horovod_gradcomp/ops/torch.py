@@ -14,8 +14,8 @@ from typing import Any, Callable
 import torch
 
 from .. import native
-from ..native import pages
 from ..core.payload import FLAG_BYTES
+from ..native import pages
 
 Tensor = torch.Tensor
 DTYPES = {
