@@ -142,12 +142,16 @@ def magnitudes(x):
     return (x.view(np.int32) & 0x7FFFFFFF).astype(np.int64)
 
 
-def test_more_positions_than_likely(level):
+def test_more_positions_than_there_is_room_for(level):
     x = np.where(np.arange(1000) % 3, 1.0, -2.0).astype(np.float32)
-    limit = int(magnitudes(np.float32([1.5]))[0])
-    for likely in (1, 31, 64, 333, 334, 335, 5000):
-        found = select._above(FAST.xp, FAST.tensor(x), limit, likely)
-        np.testing.assert_array_equal(FAST.array(found), np.arange(0, 1000, 3))
+    limit, want = int(magnitudes(np.float32([1.5]))[0]), np.arange(0, 1000, 3)
+    for room in (0, 1, 31, 64, 333, 334, 335, 5000):
+        found = FAST.tensor(np.full(room + 1, -1))
+        count = native.Kernels(1).above(FAST.tensor(x), limit, found[:room])
+        assert count == min(want.size, room + 1)
+        here = min(want.size, room)
+        np.testing.assert_array_equal(FAST.array(found)[:here], want[:here])
+        assert found[room] == -1, "written beyond the room"
 
 
 def test_a_full_selection_takes_no_room():

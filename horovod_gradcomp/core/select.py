@@ -3,10 +3,10 @@
 Magnitudes are compared as integers (the bits of a float32 without its sign), so subnormals and
 NaN have their place in the order and no framework's flushing or NaN rule can change it.
 
-A full selection costs tens of passes, with compiled kernels five. The sampled one estimates a threshold a little below the
-k-th magnitude from a strided sample, keeps the few elements above it, and selects exactly among
-these. A threshold that proves too high is noticed (fewer than k are left) and the full selection
-runs, so both give the same positions.
+A full selection costs tens of passes, with compiled kernels five. The sampled one estimates a
+threshold a little below the k-th magnitude from a strided sample, keeps the few elements above it,
+and selects exactly among these. A threshold that proves too high is noticed (fewer than k are left)
+and the full selection runs, so both give the same positions.
 """
 
 from __future__ import annotations
@@ -39,11 +39,15 @@ def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
     if k == n:
         return xp.arange(0, n, "int64", x)
     rank = _sample_rank(n, k)
-    if not sampled or n < SMALLEST or rank >= n // STRIDE // 2:
+    sampled = sampled and n >= SMALLEST and rank < n // STRIDE // 2
+    kernels = xp.kernels(x)
+    if kernels:
+        return _compiled(kernels, xp, x, k, rank if sampled else None)
+    if not sampled:
         return xp.fix_size(_full(xp, x, k), k)
     sample = xp.magnitude(xp.strided(x, STRIDE))
-    limit = _limit(xp, sample, rank)
-    found = _above(xp, x, limit, 2 * k)
+    limit = _below(xp, xp.kth_largest(sample, rank))
+    found = xp.positions_above(x, limit)
     return xp.fix_size(
         xp.cond(
             xp.length(found) >= k,
@@ -53,6 +57,21 @@ def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
         ),
         k,
     )
+
+
+def _compiled(kernels: Any, xp: Any, x: Tensor, k: int, rank: int | None) -> Tensor:
+    """Select with compiled kernels, by way of a sample where a rank in it is given."""
+    out = xp.empty(k, x, "int64")
+    if rank is not None:
+        limit = max(kernels.kth(xp.strided(x, STRIDE), rank) - 1, 0)
+        found = xp.empty(2 * k, x, "int64")
+        count = kernels.above(x, limit, found)
+        if k <= count <= 2 * k:  # else many are equal, or the sample was not like the rest
+            found = found[:count]
+            kernels.largest(xp.take(x, found), out)
+            return xp.take(found, out)
+    kernels.largest(x, out)
+    return out
 
 
 def _sample_rank(n: int, k: int) -> int:
@@ -66,38 +85,7 @@ def _below(xp: Any, bits: Tensor) -> Tensor:
     return xp.where(xp.less(bits, 1), bits, bits - 1)
 
 
-def _limit(xp: Any, sample: Tensor, rank: int) -> Any:
-    kernels = xp.kernels(sample)
-    return (
-        max(kernels.kth(sample, rank) - 1, 0)
-        if kernels
-        else _below(xp, xp.kth_largest(sample, rank))
-    )
-
-
-def _above(xp: Any, x: Tensor, limit: Any, likely: int) -> Tensor:
-    """Return the positions above a limit, of which there are likely no more than so many."""
-    kernels = xp.kernels(x)
-    if not kernels:
-        return xp.positions_above(x, limit)
-    found = xp.empty(min(likely, xp.numel(x)), x, "int64")
-    count = kernels.above(x, limit, found)
-    if count > xp.numel(found):
-        found = xp.empty(count, x, "int64")
-        kernels.above(x, limit, found)
-    return found[:count]
-
-
-def _largest(kernels: Any, xp: Any, x: Tensor, k: int) -> Tensor:
-    found = xp.empty(k, x, "int64")
-    kernels.largest(x, found)
-    return found
-
-
 def _full(xp: Any, x: Tensor, k: int) -> Tensor:
-    kernels = xp.kernels(x)
-    if kernels:
-        return _largest(kernels, xp, x, k)
     kth = xp.kth_largest(xp.magnitude(x), k)
     found = xp.positions_above(x, _below(xp, kth))
     return xp.cond(
@@ -109,11 +97,7 @@ def _full(xp: Any, x: Tensor, k: int) -> Tensor:
 
 def _narrow(xp: Any, x: Tensor, found: Tensor, k: int) -> Tensor:
     """Keep the k largest of the found positions, ties by lowest position."""
-    values = xp.take(x, found)
-    kernels = xp.kernels(values)
-    if kernels:
-        return xp.take(found, _largest(kernels, xp, values, k))
-    bits = xp.magnitude(values)
+    bits = xp.magnitude(xp.take(x, found))
     kth = xp.kth_largest(bits, k)
     above = xp.less(kth, bits)
     tied = xp.equal(bits, kth)

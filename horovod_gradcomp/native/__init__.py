@@ -181,10 +181,12 @@ class Kernels:
     def above(self, x: Any, limit: Any, out: Any) -> int:
         """Write ascending positions of magnitudes above a limit; return how many there are.
 
+        Where there are more than ``out`` has room for, one more than that is returned.
+
         Args:
             x: Shape ``(n,)``, float32.
             limit: Bits of a magnitude.
-            out: Int64; where it is too short, only the first positions are written.
+            out: Int64, to be filled.
         """
         found: int = _loaded()[0].gradcomp_above(
             x.data_ptr(), x.numel(), int(limit), out.data_ptr(), out.numel()

@@ -31,18 +31,18 @@ INLINE void linear_any(const encode_job *job, float *restrict x, float *restrict
     const int want = job->want_error;
     head[0] = low, head[1] = step;
     for (int64_t i = 0; i < width; i++) {
-        float place = (x[i] - low) / unit, level;
+        float place = (x[i] - low) / unit, whole;
         if (drawn) {
             place += uniform(word_at(position + (uint32_t)i, key_low, key_high));
-            int32_t whole = (int32_t)clamp(place, 0.0f, levels);
-            codes[i] = (uint8_t)whole;
-            level = (float)whole;
+            int32_t code = (int32_t)clamp(place, 0.0f, levels);
+            codes[i] = (uint8_t)code;
+            whole = (float)code;
         } else {
             float rounded = clamp(place, 0.0f, levels) + ROUNDER;
             codes[i] = (uint8_t)bits_of(rounded);
-            level = rounded - ROUNDER;
+            whole = rounded - ROUNDER;
         }
-        if (want) x[i] -= level * step + low;
+        if (want) x[i] -= whole * step + low;
     }
 }
 
@@ -274,9 +274,9 @@ static KERNEL void logarithmic_quantise(const encode_job *job, float *restrict x
         size = (size < largest ? size : largest) / unit;
         uint32_t bin = (bits_of(1.0f + size) >> shift) - origin;
         bin = bin < bins ? bin : bins - 1;
-        const int32_t level = (int32_t)levels[bin] + (size >= limits[bin]);
-        codes[i] = (uint8_t)((uint32_t)level | word >> 31 << (bits - 1));
-        if (want) x[i] -= float_of(bits_of(sizes[level] * scale) | (word & 0x80000000u));
+        const int32_t code = (int32_t)levels[bin] + (size >= limits[bin]);
+        codes[i] = (uint8_t)((uint32_t)code | word >> 31 << (bits - 1));
+        if (want) x[i] -= float_of(bits_of(sizes[code] * scale) | (word & 0x80000000u));
     }
 }
 

@@ -10,10 +10,10 @@
 INLINE int any_above(const float *x, int32_t limit) {
     uint32_t any = 0;
     for (int i = 0; i < GROUP; i++) any |= (uint32_t)(limit - magnitude_of(x[i]));
-    return any >> 31; /* limit - size is negative; neither has a sign, so nothing overflows */
+    return (int)(any >> 31); /* limit - size is negative; neither has a sign, so nothing overflows */
 }
 
-/* Write ascending positions of what is above; returns how many there are, even beyond the room. */
+/* Write ascending positions of what is above; returns how many, room + 1 if there are more. */
 static KERNEL int64_t select_above(const float *x, int64_t count, int32_t limit, int64_t *out,
                                    int64_t room) {
     int64_t found = 0, i = 0;
@@ -26,8 +26,8 @@ static KERNEL int64_t select_above(const float *x, int64_t count, int32_t limit,
     }
     for (; i < count; i++) {
         if (magnitude_of(x[i]) <= limit) continue;
-        if (found < room) out[found] = i;
-        found++;
+        if (found == room) return room + 1;
+        out[found++] = i;
     }
     return found;
 }
