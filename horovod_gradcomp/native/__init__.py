@@ -74,7 +74,8 @@ def _loaded() -> tuple[Any, str, str]:
     here = Path(__file__).parent
     paths = [path for end in EXTENSION_SUFFIXES if (path := here / f"_kernels{end}").exists()]
     if not paths:
-        return None, f"no compiled library in {here}: it was installed without a C compiler", ""
+        why = "it was installed without a C compiler, or for another Python"
+        return None, f"no compiled library in {here}: {why}", ""
     try:
         lib = ctypes.CDLL(str(paths[0]))
         for name, (result, arguments) in _SIGNATURES.items():
