@@ -75,7 +75,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def copy(x: Tensor) -> Tensor:
-    return x.clone()
+    return _fresh(x.shape, x.dtype, x).copy_(x)
 
 
 def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
@@ -98,7 +98,7 @@ def add_(a: Tensor, b: Tensor | float) -> Tensor:
 
 def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
     if out is None:
-        out = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+        out = _fresh(a.shape, torch.float32, a)
     if a.dtype == torch.float64:
         a = a.float()
     if factor == 1:
@@ -109,7 +109,7 @@ def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
 
 def to_float32(a: Tensor, out: Any) -> Tensor:
     if out is None:
-        out = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+        out = _fresh(a.shape, torch.float32, a)
     copied: Tensor = out.copy_(a)
     return copied
 
@@ -437,9 +437,9 @@ def poison_(payload: Tensor, flag: Tensor) -> Tensor:
     return payload
 
 
-def _fresh(count: int, dtype: torch.dtype, like: Tensor) -> Tensor:
+def _fresh(shape: int | torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
     """Return storage to fill; on a CPU with huge pages, whose faults cost half as much."""
-    x = torch.empty(count, dtype=dtype, device=like.device)
+    x = torch.empty(shape, dtype=dtype, device=like.device)
     if type(x) is Tensor and x.device.type == "cpu":
         pages.advise(x.data_ptr(), x.numel() * x.element_size())
     return x
