@@ -253,9 +253,9 @@ def test_the_switch():
 
 def test_no_library_is_explained(monkeypatch):
     monkeypatch.delenv(native.SWITCH, raising=False)
-    monkeypatch.setattr(native, "EXTENSION_SUFFIXES", [])
-    library, why, _ = native._loaded.__wrapped__()
-    assert library is None
+    monkeypatch.setattr(native.library, "EXTENSION_SUFFIXES", [])
+    found, why, _ = native.library.loaded.__wrapped__()
+    assert found is None
     assert "without a C compiler" in why
 
 

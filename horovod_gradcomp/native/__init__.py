@@ -13,90 +13,16 @@ import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any, Callable
 
 from ..core.kernel import Kernel
+from .library import SWITCH, available, index, level, loaded, reason, use
 from .structs import DecodeJob, EncodeJob
 
-SWITCH = "HOROVOD_GRADCOMP_NATIVE"
-"""Environment variable: "0" turns the kernels off, the name of a level chooses that one."""
+__all__ = ["SWITCH", "Kernels", "available", "level", "reason", "use"]
 
 _WORTH_A_THREAD = 262_144
 """Elements; starting a thread takes about as long as these."""
-
-_Address = ctypes.c_void_p
-_Long = ctypes.c_int64
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "gradcomp_use": (ctypes.c_char_p, [ctypes.c_char_p]),
-    "gradcomp_find": (ctypes.c_int, [ctypes.c_char_p]),
-    "gradcomp_sizes": (ctypes.c_int, []),
-    "gradcomp_encode": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(EncodeJob), _Long, _Long]),
-    "gradcomp_decode": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(DecodeJob), _Long, _Long]),
-    "gradcomp_above": (_Long, [_Address, _Long, ctypes.c_int32, _Address, _Long]),
-    "gradcomp_kth": (ctypes.c_int32, [_Address, _Long, _Long]),
-    "gradcomp_largest": (None, [_Address, _Long, _Long, _Address]),
-}
-
-
-def available() -> bool:
-    """Return whether the kernels are there and not turned off."""
-    return not reason()
-
-
-def reason() -> str:
-    """Return in one line why the kernels are not available; empty where they are."""
-    return _loaded()[1]
-
-
-def level() -> str:
-    """Return the level of instructions in use, such as "avx2"; empty without kernels."""
-    return _loaded()[2]
-
-
-def use(wanted: str) -> str:
-    """Use a level of instructions, or the best one for ""; returns its name, "" if there is none.
-
-    For tests: what is chosen by itself is the best that the processor has.
-    """
-    lib, why, _ = _loaded()
-    found = None if why else lib.gradcomp_use(wanted.encode())
-    return found.decode() if found else ""
-
-
-@functools.cache
-def _loaded() -> tuple[Any, str, str]:
-    """Return the library, why there is none, and its level."""
-    wanted = os.environ.get(SWITCH, "")
-    if wanted == "0":
-        return None, f"{SWITCH}=0 turns it off", ""
-    here = Path(__file__).parent
-    paths = [path for end in EXTENSION_SUFFIXES if (path := here / f"_kernels{end}").exists()]
-    if not paths:
-        why = "it was installed without a C compiler, or for another Python"
-        return None, f"no compiled library in {here}: {why}", ""
-    try:
-        lib = ctypes.CDLL(str(paths[0]))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(lib, name)
-            function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError) as error:
-        return None, f"{paths[0]} cannot be loaded: {error}", ""
-    if lib.gradcomp_sizes() != 1000 * ctypes.sizeof(EncodeJob) + ctypes.sizeof(DecodeJob):
-        return None, f"{paths[0]} is of another version: build it again", ""
-    chosen = lib.gradcomp_use(b"" if wanted == "1" else wanted.encode())
-    if not chosen:
-        return None, f"{SWITCH}={wanted} is no level that this processor has", ""
-    return lib, "", chosen.decode()
-
-
-@functools.cache
-def _index(name: str) -> int:
-    index: int = _loaded()[0].gradcomp_find(name.encode())
-    if index < 0:
-        raise LookupError(f"no compiled kernel is called {name!r}")
-    return index
 
 
 class Kernels:
@@ -146,7 +72,7 @@ class Kernels:
             headers=kernel.headers,
             want_error=want_error,
         )
-        self._run(_loaded()[0].gradcomp_encode, kernel, job, rows.shape)
+        self._run(loaded()[0].gradcomp_encode, kernel, job, rows.shape)
 
     def decode(
         self, kernel: Kernel, heads: Sequence[Any], codes: Sequence[Any], out: Any, scale: Any
@@ -177,7 +103,7 @@ class Kernels:
             bits=kernel.bits,
             headers=kernel.headers,
         )
-        self._run(_loaded()[0].gradcomp_decode, kernel, job, out.shape)
+        self._run(loaded()[0].gradcomp_decode, kernel, job, out.shape)
 
     def above(self, x: Any, limit: Any, out: Any) -> int:
         """Write ascending positions of magnitudes above a limit; return how many there are.
@@ -189,14 +115,14 @@ class Kernels:
             limit: Bits of a magnitude.
             out: Int64, to be filled.
         """
-        found: int = _loaded()[0].gradcomp_above(
+        found: int = loaded()[0].gradcomp_above(
             x.data_ptr(), x.numel(), int(limit), out.data_ptr(), out.numel()
         )
         return found
 
     def kth(self, x: Any, k: int) -> int:
         """Return the bits of the k-th largest magnitude of float32 or of its bits."""
-        bits: int = _loaded()[0].gradcomp_kth(x.data_ptr(), x.numel(), k)
+        bits: int = loaded()[0].gradcomp_kth(x.data_ptr(), x.numel(), k)
         return bits
 
     def largest(self, x: Any, out: Any) -> None:
@@ -204,20 +130,20 @@ class Kernels:
 
         Ties go to the lowest position.
         """
-        _loaded()[0].gradcomp_largest(x.data_ptr(), x.numel(), out.numel(), out.data_ptr())
+        loaded()[0].gradcomp_largest(x.data_ptr(), x.numel(), out.numel(), out.data_ptr())
 
     def _run(
         self, call: Callable[..., int], kernel: Kernel, job: Any, shape: tuple[int, int]
     ) -> None:
-        index, (rows, width) = _index(kernel.name), shape
+        number, (rows, width) = index(kernel.name), shape
         shares = max(1, min(self._threads, rows, rows * width // _WORTH_A_THREAD))
         edges = [rows * share // shares for share in range(shares + 1)]
         jobs = ctypes.byref(job)
         if shares == 1:
-            states = [call(index, jobs, 0, rows)]
+            states = [call(number, jobs, 0, rows)]
         else:
             pool = _pool(os.getpid(), self._threads)
-            states = list(pool.map(lambda i: call(index, jobs, *edges[i : i + 2]), range(shares)))
+            states = list(pool.map(lambda i: call(number, jobs, *edges[i : i + 2]), range(shares)))
         if any(states):
             raise MemoryError(f"{kernel.name}: no memory for the codes of one block")
 

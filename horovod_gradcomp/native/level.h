@@ -5,11 +5,16 @@
 
 #define INLINE static inline __attribute__((always_inline)) KERNEL
 
+/* Each needs the ones before it. */
 #include "words.h"
 
 #include "frame.h"
 
-#include "quantisers.h"
+#include "affine.h"
+
+#include "floats.h"
+
+#include "signs.h"
 
 #include "points.h"
 

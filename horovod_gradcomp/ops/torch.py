@@ -1,7 +1,8 @@
 """The operations of :class:`horovod_gradcomp.ops.Ops` on PyTorch tensors.
 
 On a CPU whole-tensor passes are bound by memory, so :func:`map_rows` and :func:`positions_above`
-work in chunks that stay in the cache. On a GPU a chunk is everything: few large kernels.
+work in chunks that stay in the cache; :func:`kernels` need one pass. On a GPU a chunk is
+everything: few large kernels.
 """
 
 from __future__ import annotations
