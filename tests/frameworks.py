@@ -51,6 +51,10 @@ class Framework:
         """Return a tensor's values in storage of their own."""
         raise NotImplementedError
 
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """Return a tensor as another dtype, bfloat16 among them, which NumPy has not."""
+        raise NotImplementedError
+
     def ruin(self, tensor: Any) -> None:
         """Overwrite a tensor's storage, where the framework lets one."""
 
@@ -76,6 +80,9 @@ class Torch(Framework):
 
     def tensor(self, values: Any) -> Any:
         return self.framework.from_numpy(np.array(values))
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        return tensor.to(getattr(self.framework, dtype))
 
     def array(self, tensor: Any) -> np.ndarray:
         return np.array(tensor.detach().numpy())
@@ -110,6 +117,9 @@ class TensorFlow(Framework):
 
     def tensor(self, values: Any) -> Any:
         return self.framework.constant(np.array(values))
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        return self.framework.cast(tensor, dtype)
 
     def array(self, tensor: Any) -> np.ndarray:
         return np.array(tensor.numpy())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from horovod_gradcomp.core import exchange
-from horovod_gradcomp.core.codec import Codec
-from horovod_gradcomp.core.exchange import Gather, Outcome, Reply
+from horovod_gradcomp.core.codec import Call, Codec
+from horovod_gradcomp.core.exchange import Gather, Outcome, Reply, Sum
 from horovod_gradcomp.core.memory import Memory
 from tests import table
 from tests.frameworks import Framework
@@ -37,9 +37,12 @@ def drive(fw: Framework, runs: Sequence[exchange.Exchange], *, average: bool = T
                 total = sent[0]
                 for other in sent[1:]:
                     total = total + other
-                if average:
+                scale = 1.0
+                if average and isinstance(requests[0], Sum):
+                    scale = 1 / size
+                elif average:
                     total = total * total.dtype.type(1 / size)
-            replies = [Reply([fw.tensor(total)]) for _ in sent]
+            replies = [Reply([fw.tensor(total)], scale) for _ in sent]
         ended, requests = [], []
         for run, reply in zip(runs, replies):
             try:
@@ -57,6 +60,7 @@ class Ranks:
 
     Attributes:
         held: The memory's state on each rank.
+        shared: The codec's shared state, which each rank works out by itself.
     """
 
     fw: Framework
@@ -66,8 +70,11 @@ class Ranks:
     numel: int
     average: bool = True
     held: list[tuple[Any, ...]] = field(default_factory=list)
+    shared: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        call, like = self._call(0, 0), self.fw.tensor(np.zeros(1, np.float32))
+        self.shared = [self.codec.initial(self.fw.xp, call, like) for _ in range(self.size)]
         zero = np.zeros(self.numel, np.float32)
         slots = len(self.memory.slots)
         self.held = [tuple(self.fw.tensor(zero) for _ in range(slots)) for _ in range(self.size)]
@@ -75,21 +82,24 @@ class Ranks:
     def step(self, number: int, grads: Sequence[np.ndarray]) -> list[Outcome]:
         """Reduce one gradient a rank; a bad step leaves the memory as it was."""
         xp, want = self.fw.xp, True
-        call = table.call(table.split(self.numel), size=self.size, step=number)
         runs = [
             exchange.start(
                 xp,
                 self.codec,
                 self.memory.compensate(xp, self.fw.tensor(grad), state, None),
-                call,
+                replace(self._call(number, rank), shared=self.shared[rank]),
                 want_error=want,
                 name=NAME,
             )
-            for grad, state in zip(grads, self.held)
+            for rank, (grad, state) in enumerate(zip(grads, self.held))
         ]
         outcomes = drive(self.fw, runs, average=self.average)
         if all(float(self.fw.array(o.bad)) == 0 for o in outcomes):
             self.held = [
                 self.memory.update(state, o.error) for state, o in zip(self.held, outcomes)
             ]
+            self.shared = [o.shared for o in outcomes]
         return outcomes
+
+    def _call(self, step: int, rank: int) -> Call:
+        return table.call(table.mixed(self.numel), size=self.size, step=step, rank=rank)

@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from horovod_gradcomp.codecs import REGISTRY
 from horovod_gradcomp.core.codec import Call, Codec
 from horovod_gradcomp.core.random import fold
+from horovod_gradcomp.core.settings import make
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [{}],
@@ -50,8 +50,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.5},
         {"ratio": 1.0},
         {"select": "exact"},
-        {"values": "float16"},
-        {"ratio": 0.1, "values": "float16", "select": "exact"},
+        {"then": "fp16"},
+        {"ratio": 0.1, "then": "linear:bits=4,block=64", "select": "exact"},
     ],
     "randomk": [
         {},
@@ -61,7 +61,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.5, "block": 1000},
         {"ratio": 0.1, "rescale": "yes"},
         {"ratio": 0.1, "rescale": "no"},
+        {"ratio": 0.1, "then": "fp16"},
+        {"ratio": 0.1, "block": 4, "then": "linear:bits=3"},
     ],
+    "acp": [{}, {"rank": 1}, {"rank": 20, "max_rate": 1.0}, {"then": "fp16"}, {"then": "sign"}],
+    "powersgd": [{}, {"rank": 2, "max_rate": 0.1}, {"warm_start": False}, {"then": "fp16"}],
+    "svd": [{}, {"rank": 1, "iterations": 0}, {"max_rate": 0.2}, {"then": "linear:bits=8"}],
 }
 """By registry name: settings, the default first."""
 
@@ -81,19 +86,33 @@ def split(n: int) -> Shapes:
     return ((first,), (), (n - first - 1, 1))
 
 
+def mixed(n: int) -> Shapes:
+    """Return the shapes of a matrix, a scalar and a vector of ``n`` elements in all."""
+    rows = math.isqrt(2 * n // 3)
+    if rows < 2:
+        return whole(n)
+    cols = 2 * n // 3 // rows
+    return ((rows, cols), (), (n - rows * cols - 1,))
+
+
+MATRICES: Shapes = ((40, 30), (0, 7), (), (7,), (12, 6, 3, 3), (3, 500))
+
 SHAPES: tuple[Shapes, ...] = (
     *map(whole, (1, 7, 8, 9, 1001, 1024, 1025, 4097, 65_537, 70_003)),
     *map(split, (9, 1024, 4097, 70_003)),
+    ((64, 33),),
+    ((300, 17),),
+    MATRICES,
 )
 """Of the tensors that make up the flat input; their sum of elements is its size."""
 
-FEW_SHAPES: tuple[Shapes, ...] = (split(4097),)
+FEW_SHAPES: tuple[Shapes, ...] = (split(4097), MATRICES)
 """For what is slow."""
 
 COMPARED: tuple[Shapes, ...] = (*map(whole, (1, 1001)), *map(split, (1024, 70_003)))
 """On which the frameworks are compared, by few kinds of values."""
 
-FEW_COMPARED: tuple[Shapes, ...] = (whole(1001), split(70_003))
+FEW_COMPARED: tuple[Shapes, ...] = (MATRICES, split(70_003))
 """By all kinds of values."""
 
 
@@ -108,7 +127,7 @@ def forms() -> dict[str, Codec]:
     for name, rows in SETTINGS.items():
         for row in rows:
             label = f"{name}({','.join(f'{k}={v}' for k, v in row.items())})"
-            codec = REGISTRY[name](**row)
+            codec = make(name, row).codec
             kept, bare = codec.with_memory(True), codec.with_memory(False)
             if kept == bare:
                 out[label] = kept
@@ -120,9 +139,11 @@ def forms() -> dict[str, Codec]:
 FORMS = forms()
 
 
-def call(shapes: Shapes, *, size: int = 3, step: int = 5, name: str = "layer.weight") -> Call:
-    """Return the call that a codec sees at a step."""
-    return Call(size=size, shapes=shapes, key=fold(0, name, step))
+def call(
+    shapes: Shapes, *, size: int = 3, step: int = 5, name: str = "layer.weight", rank: int = 0
+) -> Call:
+    """Return the call that a codec sees at a step, without shared state."""
+    return Call(size=size, shapes=shapes, key=fold(0, name, step), step=step, rank=rank)
 
 
 def rng(n: int) -> np.random.Generator:
@@ -180,6 +201,7 @@ VALUES: dict[str, Callable[[int], np.ndarray]] = {
     "largest": _largest,
     "ties": _ties,
     "ramp": lambda n: np.arange(n) - n / 3,
+    "rank_one": lambda n: _gaussian(n)[np.arange(n) // 33] * _gaussian(n)[np.arange(n) % 33 % n],
 }
 """By name: what makes ``n`` finite values."""
 

@@ -157,7 +157,7 @@ def test_more_positions_than_there_is_room_for(level):
 def test_a_full_selection_takes_no_room():
     from horovod_gradcomp.cli import measure
 
-    row = measure.measure("topk:select=exact", 8_000_000, 1, "torch", "cpu", 1)
+    row = measure.measure("topk:select=exact", 8_000_000, repeat=1)
     assert row["peak_extra_bytes"] <= 4 * 8_000_000 / 8
 
 

@@ -17,6 +17,7 @@ from tests import table
 
 FRACTION = [0, -0.1, 1.1, 2, math.nan, math.inf, -math.inf, True, False, "0.1", None, [0.1]]
 COUNT = [0, -1, 1.5, 8.0, True, "8", None, math.nan]
+THEN = [3, True, ["fp16"], REGISTRY["fp16"]]
 BAD: dict[str, dict[str, list]] = {
     "none": {},
     "fp16": {},
@@ -45,15 +46,24 @@ BAD: dict[str, dict[str, list]] = {
     "sign": {"scale": ["max", "", None, 1, True], "block": [*COUNT, 1, 12]},
     "onebit": {"block": [*COUNT, 1, 12]},
     "topk": {
+        "then": THEN,
         "ratio": FRACTION,
         "select": ["all", None, 1, "Exact"],
-        "values": ["float64", "int8", None, 16],
     },
     "randomk": {
+        "then": THEN,
         "ratio": FRACTION,
         "block": COUNT,
         "rescale": [True, False, None, "maybe"],
     },
+    "acp": {"then": THEN, "rank": COUNT, "max_rate": FRACTION},
+    "powersgd": {
+        "then": THEN,
+        "rank": COUNT,
+        "max_rate": FRACTION,
+        "warm_start": [0, 1, "yes", None],
+    },
+    "svd": {"then": THEN, "rank": COUNT, "max_rate": FRACTION, "iterations": [-1, *COUNT[2:]]},
 }
 BAD_OPTIONS = {
     "memory": ["resdual", "", 3, True, "residual:decay=2", "none:decay=1", "residual:deca=1", []],
@@ -207,7 +217,9 @@ def test_settings_describe_everything():
 def test_signatures_show_settings_and_options():
     for name, cls in REGISTRY.items():
         parameters = signature(cls).parameters
-        assert list(parameters) == [f.name for f in dataclasses.fields(cls)] + list(BAD_OPTIONS)
+        own = [f.name for f in dataclasses.fields(cls) if f.name != "then"]
+        last = ["then"] * any(f.name == "then" for f in dataclasses.fields(cls))
+        assert list(parameters) == [*own, *last, *BAD_OPTIONS]
         assert all(p.kind is p.KEYWORD_ONLY for p in parameters.values()), name
 
 

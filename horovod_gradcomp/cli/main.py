@@ -12,15 +12,16 @@ def main() -> None:
     except ImportError:
         sys.exit("gradcomp needs typer and rich: pip install 'horovod_gradcomp[cli]'")
     from ..core.errors import GradCompError
-    from . import bench
+    from . import bench, docs
 
     app = typer.Typer(
         name="gradcomp",
-        help="Gradient compression for Horovod: measure it.",
+        help="Gradient compression for Horovod: measure it, describe it.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
     app.add_typer(bench.app, name="bench")
+    app.add_typer(docs.app, name="docs")
     try:
         app()
     except GradCompError as error:

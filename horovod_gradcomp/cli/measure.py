@@ -1,194 +1,174 @@
-"""Time and memory of one codec on one framework, beside a plain copy.
+"""Time, memory and error of one codec on one framework, beside a plain copy.
 
 Time is a ratio within one run: machines are shared and their speed wanders. Memory is the highest
-resident size during one encode, above what the input, the memory's state and the payload take.
+during one encode, above what the input, the memory's state and the payload take.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import random
 import statistics
-import time
-from pathlib import Path
+from array import array
+from dataclasses import replace
 from typing import Any, Callable
 
-from ..core import random
-from ..core.codec import Call, Codec
+from ..core.codec import Call, Codec, Combine, Encoded
+from ..core.random import fold
 from ..core.settings import Options, assemble, parse_codec
+from .labs import LABS, Lab
+from .peak import elsewhere
 
-_STATUS = Path("/proc/self/status")
-_RESET_PEAK = Path("/proc/self/clear_refs")
+_ERROR_NUMEL = 2**18  # the relative error hardly depends on more
+
+
+def matrix(numel: int) -> tuple[int, int]:
+    """Return a shape of at most ``numel`` elements, since some codecs treat matrices only.
+
+    Rows are the largest power of two not above ``sqrt(numel)``.
+    """
+    rows = 1 << (math.isqrt(numel).bit_length() - 1)
+    return rows, numel // rows
 
 
 def measure(
-    text: str, numel: int, threads: int, framework: str, device: str, repeat: int
+    text: str,
+    numel: int,
+    *,
+    framework: str = "torch",
+    device: str = "cpu",
+    threads: int = 1,
+    ranks: int = 1,
+    repeat: int = 5,
 ) -> dict[str, Any]:
     """Return one row.
 
     Args:
         text: String form of the codec, which gets its default memory.
-        numel: Float32 values.
-        threads: CPU threads.
+        numel: Float32 values; those that fill the matrix are measured.
         framework: "torch" or "tensorflow".
         device: "cpu" or "cuda".
+        threads: CPU threads of the framework.
+        ranks: Payloads to decode. Where they combine by SUM, Horovod leaves one.
         repeat: Runs, of which the median counts.
 
     Returns:
-        ``encode_x`` and ``decode_x`` in copies of the tensor, ``bytes_per_elem``,
+        ``encode_x`` and ``decode_x`` in copies of the tensor (where payloads combine in rounds
+        all is in the first, and the second is None), ``bytes_per_elem``,
         ``peak_extra_bytes`` of encoding, ``rel_error`` of one encoding of Gaussian values and
-        ``rel_error_heavy`` of values of Student's t with 3 degrees of freedom.
+        ``rel_error_heavy`` of values of Student's t with 3 degrees of freedom; ``copy_ms`` and
+        ``spread``, the largest (max - min) / median of the three times.
     """
-    settings = assemble(parse_codec(text), Options())
-    codec, memory = settings.codec, settings.memory
-    lab = _Torch(threads, device) if framework == "torch" else _TensorFlow(threads)
-    call = Call(size=2, shapes=((numel,),), key=random.fold(0, "bench", 1))
-    grad, state = lab.normal(numel, 1), tuple(lab.normal(numel, 2) for _ in memory.slots)
-    buffer = lab.scratch(numel)
-    encode = lab.compiled(
-        lambda g, *s: codec.encode(
-            lab.xp, memory.compensate(lab.xp, g, s, buffer), call, want_error=memory.wants_error
-        )
-    )
-    decode = lab.compiled(lambda p: codec.decode(lab.xp, [p], numel, call, scale=0.5))
-    payload = encode(grad, *state).payload
-    copies, encodes, decodes = [], [], []
-    for _ in range(repeat):  # interleaved, so that all meet the same machine
-        copies.append(lab.seconds(lambda: lab.copy(grad)))
-        encodes.append(lab.seconds(lambda: encode(grad, *state)))
-        decodes.append(lab.seconds(lambda: decode(payload)))
-    copy = statistics.median(copies)
-    peak = lab.peak(lambda: encode(grad, *state)) - codec.wire_bytes(numel)
-    if buffer is None and memory.slots:
-        peak -= 4 * numel  # the next state, which a framework without views makes anew
+    bench = _Bench(text, numel, framework, device, threads, ranks)
+    lab, codec, numel = bench.lab, bench.codec, bench.numel
+    payloads = []
+    for rank in range(ranks if codec.combine is Combine.GATHER else 1):
+        bench.grad = lab.normal(numel, 3 + rank)
+        payloads.append(bench.encode().payload)
+    apart = codec.combine is not Combine.ROUNDS
+    runs: list[Callable[[], Any]]
+    runs = [lab.copier(numel), bench.encode, lambda: bench.decode(payloads)][: 3 if apart else 2]
+    for run in runs:
+        run()
+    # Interleaved, so that all meet the same machine.
+    times = list(zip(*([lab.seconds(run) for run in runs] for _ in range(repeat))))
+    copied, encoded, *decoded = map(statistics.median, times)
+    few = min(numel, _ERROR_NUMEL)
+    where = (text, numel, framework, device)
+    peak = elsewhere(peak_extra, *where) if device == "cpu" else peak_extra(*where)
     return {
         "codec": text,
         "framework": framework,
         "device": device,
         "numel": numel,
-        "encode_x": statistics.median(encodes) / copy,
-        "decode_x": statistics.median(decodes) / copy,
-        "bytes_per_elem": codec.wire_bytes(numel) / numel,
-        "peak_extra_bytes": max(0, peak),
-        "rel_error": _error(lab, codec, lab.normal(min(numel, 2**20), 3), call),
-        "rel_error_heavy": _error(lab, codec, lab.heavy(min(numel, 2**20), 4), call),
-        "copy_ms": 1e3 * copy,
+        "threads": threads,
+        "ranks": ranks,
+        "encode_x": encoded / copied,
+        "decode_x": decoded[0] / copied if decoded else None,
+        "bytes_per_elem": bench.wire_bytes / numel,
+        "peak_extra_bytes": peak,
+        "rel_error": _error(lab, codec, few, heavy=False),
+        "rel_error_heavy": _error(lab, codec, few, heavy=True),
+        "copy_ms": 1e3 * copied,
+        "spread": max((max(t) - min(t)) / statistics.median(t) for t in times),
     }
 
 
-def _error(lab: Any, codec: Codec, x: Any, call: Call) -> float:
-    numel = lab.xp.numel(x)
-    call = Call(size=call.size, shapes=((numel,),), key=call.key)
+def peak_extra(text: str, numel: int, framework: str, device: str) -> int:
+    """Return the most bytes of one encode above the input, the memory's state and the payload."""
+    bench = _Bench(text, numel, framework, device)
+    peak = bench.lab.peak(bench.encode) - bench.wire_bytes
+    if bench.codec.combine is Combine.ROUNDS:
+        peak -= 4 * bench.numel  # the reduced gradient
+    if bench.state and not bench.lab.reuses:
+        peak -= 4 * bench.numel  # the next state
+    return max(0, peak)
+
+
+class _Bench:
+    """A codec with its memory, in a lab, and what it works on."""
+
+    def __init__(
+        self, text: str, numel: int, framework: str, device: str, threads: int = 1, ranks: int = 1
+    ) -> None:
+        settings = assemble(parse_codec(text), Options())
+        codec, memory = settings.codec, settings.memory
+        lab = LABS[framework](threads, device)
+        call = _call(lab, codec, numel, ranks)
+        (numel,) = call.sizes(numel)
+        buffer = lab.normal(numel, 0) if lab.reuses else None
+
+        def encode(grad: Any, *state: Any) -> Any:
+            x = memory.compensate(lab.xp, grad, state, buffer)
+            if codec.combine is Combine.ROUNDS:
+                return _all_rounds(lab, codec, x, call, want_error=memory.wants_error)
+            return codec.encode(lab.xp, x, call, want_error=memory.wants_error)
+
+        self.codec, self.lab, self.numel = codec, lab, numel
+        self.wire_bytes = codec.wire_bytes(*call.extents(numel))
+        self.grad = lab.normal(numel, 1)
+        self.state = tuple(lab.normal(numel, 2) for _ in memory.slots)
+        self.decode = lab.compiled(lambda p: codec.decode(lab.xp, p, numel, call, scale=0.5))
+        self._encode = lab.compiled(encode)
+
+    def encode(self) -> Any:
+        return self._encode(self.grad, *self.state)
+
+
+def _call(lab: Lab, codec: Codec, numel: int, ranks: int) -> Call:
+    call = Call(size=max(2, ranks), shapes=(matrix(numel),), key=fold(0, "bench", 1), step=1)
+    return replace(call, shared=codec.initial(lab.xp, call, lab.normal(1, 0)))
+
+
+def _all_rounds(lab: Lab, codec: Codec, x: Any, call: Call, *, want_error: bool) -> Encoded:
+    """Return the reduced gradient in place of a payload, as if one rank were all."""
+    run = codec.rounds(lab.xp, x, call, want_error=want_error)
+    payload = next(run)
+    while True:
+        try:
+            payload = run.send(payload)
+        except StopIteration as end:
+            finished, error = end.value
+            return Encoded(finished.total, error)
+
+
+def _error(lab: Lab, codec: Codec, numel: int, *, heavy: bool) -> float:
+    call = _call(lab, codec, numel, 1)
+    (numel,) = call.sizes(numel)
+    x = lab.tensor(_values(numel, heavy))
+    if codec.combine is Combine.ROUNDS:
+        reduced = _all_rounds(lab, codec, lab.xp.copy(x), call, want_error=False).payload
+        return lab.distance(reduced, x)
     payload = codec.encode(lab.xp, lab.xp.copy(x), call, want_error=False).payload
-    return float(lab.distance(codec.decode(lab.xp, [payload], numel, call, scale=1.0), x))
+    return lab.distance(codec.decode(lab.xp, [payload], numel, call, scale=1.0), x)
 
 
-def _resident(key: str) -> int:
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(key):
-            return 1024 * int(line.split()[1])
-    raise RuntimeError(f"{_STATUS} has no {key}: this measurement needs Linux")
-
-
-def _host_peak(run: Callable[[], Any]) -> int:
-    run()
-    _RESET_PEAK.write_text("5")
-    before = _resident("VmRSS")
-    kept = run()
-    peak = _resident("VmHWM") - before
-    del kept
-    return peak
-
-
-class _Torch:
-    def __init__(self, threads: int, device: str) -> None:
-        import torch
-
-        from ..ops import torch as xp
-
-        if device == "cuda" and not torch.cuda.is_available():
-            raise SystemExit("gradcomp: --device cuda, but torch finds no CUDA device")
-        torch.set_num_threads(threads)
-        self.torch, self.xp, self.device = torch, xp, device
-
-    def normal(self, numel: int, seed: int) -> Any:
-        generator = self.torch.Generator(self.device).manual_seed(seed)
-        return self.torch.randn(numel, generator=generator, device=self.device)
-
-    def heavy(self, numel: int, seed: int) -> Any:
-        chi = sum(self.normal(numel, seed + i).square() for i in (1, 2, 3))
-        return self.normal(numel, seed) / (chi / 3).sqrt()
-
-    def scratch(self, numel: int) -> Any:
-        return self.torch.zeros(numel, device=self.device)
-
-    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        return fn
-
-    def copy(self, x: Any) -> Any:
-        if not hasattr(self, "_target"):
-            self._target = self.torch.empty_like(x)
-        return self._target.copy_(x)
-
-    def seconds(self, run: Callable[[], Any]) -> float:
-        self._wait()
-        start = time.perf_counter()
-        run()
-        self._wait()
-        return time.perf_counter() - start
-
-    def peak(self, run: Callable[[], Any]) -> int:
-        if self.device == "cpu":
-            return _host_peak(run)
-        cuda = self.torch.cuda
-        cuda.reset_peak_memory_stats()
-        before = cuda.memory_allocated()
-        run()
-        return int(cuda.max_memory_allocated() - before)
-
-    def distance(self, a: Any, b: Any) -> float:
-        return float((a - b).norm() / b.norm())
-
-    def _wait(self) -> None:
-        if self.device == "cuda":
-            self.torch.cuda.synchronize()
-
-
-class _TensorFlow:
-    def __init__(self, threads: int) -> None:
-        import tensorflow as tf
-
-        from ..ops import tensorflow as xp
-
-        if tf.config.threading.get_intra_op_parallelism_threads() != threads:
-            tf.config.threading.set_intra_op_parallelism_threads(threads)
-            tf.config.threading.set_inter_op_parallelism_threads(threads)
-        self.tf, self.xp = tf, xp
-
-    def normal(self, numel: int, seed: int) -> Any:
-        return self.tf.random.stateless_normal((numel,), (seed, 0))
-
-    def heavy(self, numel: int, seed: int) -> Any:
-        chi = sum(self.normal(numel, seed + i) ** 2 for i in (1, 2, 3))
-        return self.normal(numel, seed) / self.tf.sqrt(chi / 3)
-
-    def scratch(self, numel: int) -> None:
-        return None
-
-    def compiled(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = self.tf.function(fn)
-        return compiled
-
-    def copy(self, x: Any) -> Any:
-        if not hasattr(self, "_target"):
-            self._target = self.tf.Variable(x)
-        return self._target.assign(x, read_value=False)
-
-    def seconds(self, run: Callable[[], Any]) -> float:
-        start = time.perf_counter()
-        run()
-        return time.perf_counter() - start
-
-    def peak(self, run: Callable[[], Any]) -> int:
-        return _host_peak(run)
-
-    def distance(self, a: Any, b: Any) -> float:
-        return float(self.tf.norm(a - b) / self.tf.norm(b))
+@functools.cache
+def _values(numel: int, heavy: bool) -> array[float]:
+    """Return the same values for every framework: Gaussian, or of Student's t, 3 degrees."""
+    draw = random.Random(0)
+    if heavy:
+        spread = [math.sqrt(draw.gammavariate(1.5, 2.0) / 3) for _ in range(numel)]
+        return array("f", (draw.gauss(0.0, 1.0) / s for s in spread))
+    return array("f", (draw.gauss(0.0, 1.0) for _ in range(numel)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..core.codec import Codec
+from .acp import ACP
 from .bf16 import BF16
 from .fp8 import FP8
 from .fp16 import FP16
@@ -11,9 +12,11 @@ from .logarithmic import Logarithmic
 from .natural import Natural
 from .none import NoneCodec
 from .onebit import OneBit
+from .powersgd import PowerSGD
 from .qsgd import QSGD
 from .randomk import RandomK
 from .sign import Sign
+from .svd import SVD
 from .terngrad import TernGrad
 from .topk import TopK
 
@@ -31,6 +34,9 @@ REGISTRY: dict[str, type[Codec]] = {
     "onebit": OneBit,
     "topk": TopK,
     "randomk": RandomK,
+    "acp": ACP,
+    "powersgd": PowerSGD,
+    "svd": SVD,
 }
 """Name, as in ``Compression.<name>`` and in string forms, to class."""
 

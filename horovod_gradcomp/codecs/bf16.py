@@ -26,9 +26,15 @@ class BF16(PointCodec):
     codes    int16  (n,)   2 n
     =======  =====  =====  =====
 
+    Family: cast.
+
     Combine: GATHER, since Horovod can neither send nor sum bfloat16. Every rank receives every
     other rank's payload; from 3 ranks on ``fp16``, which Horovod reduces, receives less. Bias:
     CONTRACTION. No memory by default: the error is at most 1/256 of each value.
+
+    When to use: where float16's range is too narrow. It halves the bytes and keeps float32's range.
+    Not with many ranks, since every rank receives all payloads, and not where precision matters
+    more than range: float16 has 11 significant bits.
 
     Example:
         >>> from horovod_gradcomp.codecs import build

@@ -30,8 +30,15 @@ class Linear(BlockCodec):
     codes      uint8    packed rows   n * bits / 8
     =========  =======  ============  =====================
 
+    Family: quantisation.
+
     Combine: GATHER. Bias: NEITHER for ``rounding="nearest"`` (a block of one sign can grow), so it
     comes with a residual memory; UNBIASED for ``rounding="stochastic"``.
+
+    When to use: on slow links with little compute to spare. Take 8 bits where accuracy comes first,
+    4 where bytes do. Not with many ranks: every rank receives all payloads, so that less is won
+    with each rank beyond a few. A few values far from all others make the steps of their block
+    coarse; ``logarithmic`` or a smaller block suit those better.
 
     Args:
         bits: Bits an element, 2 to 8; fewer compress more. One bit would leave only the extremes,

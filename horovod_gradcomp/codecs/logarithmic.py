@@ -38,10 +38,17 @@ class Logarithmic(BlockCodec):
     codes    uint8    packed rows  n * bits / 8: q, and the sign on top
     =======  =======  ===========  ====================================
 
+    Family: quantisation.
+
     Combine: GATHER. Bias: CONTRACTION, since zero is a level and the nearest is taken.
 
     A block whose unit (plain: scale) is below 2^-80 (8e-25) is sent as zeros; magnitudes above
     3.4e38 (plain: 1e38) count as that.
+
+    When to use: for heavy-tailed gradients, at 8 bits. Small values beside a few large ones keep
+    more of their precision than with ``linear``. Where values are spread evenly ``linear`` is more
+    exact and takes less time (``gradcomp bench codecs`` shows both). Not with many ranks, since
+    every rank receives all payloads.
 
     Args:
         bits: Bits an element, 2 to 8; fewer compress more.

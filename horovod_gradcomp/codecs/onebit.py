@@ -25,8 +25,15 @@ class OneBit(BlockCodec):
     codes    uint8    packed rows  n / 8, 1 for below
     =======  =======  ===========  ==============================
 
+    Family: quantisation.
+
     Combine: GATHER. Bias: CONTRACTION, with the least error that two values a block allow when
     they are split at zero.
+
+    When to use: as ``sign``, for gradients that lean to one side of zero. There two means fit
+    better than one; where both sides are alike nothing is won, and encoding takes longer
+    (``gradcomp bench codecs`` shows both). With its memory, and with a mild start. Not with many
+    ranks, since every rank receives all payloads.
 
     Args:
         block: Elements that share the means, a multiple of 8; larger compresses a little more.

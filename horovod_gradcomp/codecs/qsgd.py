@@ -28,8 +28,15 @@ class QSGD(BlockCodec):
     codes    uint8    packed rows  n * bits / 8, each q + L
     =======  =======  ===========  ======================
 
+    Family: quantisation.
+
     Combine: GATHER. Bias: UNBIASED, so no memory is needed, nor allowed: its error may be larger
     than the gradient.
+
+    When to use: where there is no room for a memory. Its noise averages out over ranks and steps,
+    and no state has to be saved. Where a memory fits, ``linear`` with as many bits has a smaller
+    error (``gradcomp bench codecs``), and nothing is lost for good. Not with 2 bits and few ranks,
+    where noise outweighs the gradient.
 
     Args:
         bits: Bits an element, 2 to 8; fewer compress more and add more noise.

@@ -27,9 +27,16 @@ class Sign(BlockCodec):
     codes    uint8    packed rows  n / 8, 1 for negative
     =======  =======  ===========  ======================
 
+    Family: quantisation.
+
     Combine: GATHER. Bias: CONTRACTION for ``scale="mean"``, which is the scale of least error;
     NEITHER for ``scale="rms"``, which keeps the block's norm but overshoots where few values are
     large. Without a memory sign descent need not converge at all.
+
+    When to use: on slow links, for one bit an element. Always with its memory, and with a mild
+    start. Not with Adam from the first step: error feedback is reported not to converge there as it
+    does with SGD (1-bit Adam starts dense). Not with many ranks, since every rank receives all
+    payloads.
 
     Args:
         scale: "mean" or "rms".

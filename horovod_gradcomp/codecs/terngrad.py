@@ -29,10 +29,17 @@ class TernGrad(BlockCodec):
     codes    uint8    packed rows  n / 4; 0, 1, 2 for -s, 0, s
     =======  =======  ===========  ============================
 
+    Family: quantisation.
+
     Combine: GATHER. Bias: UNBIASED without clipping. With clipping NEITHER: of Gaussian values
     1.2 % are clipped at 2.5 sigma, and what is cut off is lost, for much less noise in the rest. No
     memory either way: the error is about as large as the gradient, so feeding it back lets it
     grow.
+
+    When to use: for 2 bits an element without a memory. The noise is as large as the gradient and
+    averages out over ranks and steps only, so prefer it for large batches and small learning rates.
+    Where a memory fits, ``sign`` and ``onebit`` send half as much and lose less (``gradcomp bench
+    codecs``).
 
     Args:
         block: Elements that share s, a multiple of 8; larger compresses a little more and adds

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from . import bits as packing
-from .codec import Call, Codec, Combine, Encoded, Tensor, is_one
+from .codec import Call, Codec, Combine, Encoded, Extent, Tensor, is_one, numels
 from .kernel import Kernel, own_kernel
 from .payload import Layout, Section
 
@@ -81,8 +81,8 @@ class BlockCodec(Codec):
         ``codes`` are uint8, or as :meth:`quantize` returned them; they may be overwritten.
         """
 
-    def wire_bytes(self, *sizes: int) -> int:
-        return self._layout(self._parts(sizes)).nbytes
+    def wire_bytes(self, *extents: Extent) -> int:
+        return self._layout(self._parts(numels(extents))).nbytes
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         parts = self._parts(call.sizes(xp.numel(x)))

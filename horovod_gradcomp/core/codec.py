@@ -11,14 +11,16 @@ from __future__ import annotations
 import enum
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Union
 
 from .errors import SettingsError, explain
 
 Tensor = Any
 Shape = tuple[int, ...]
+Extent = Union[int, Shape]
+"""A tensor's shape, or its number of elements where that is all that counts."""
 
 
 class Combine(enum.Enum):
@@ -29,6 +31,9 @@ class Combine(enum.Enum):
 
     GATHER = "gather"
     """Every rank needs every payload: positions, packed codes and scales cannot be summed."""
+
+    ROUNDS = "rounds"
+    """Several payloads are summed, one after the other, each made from the sum before."""
 
 
 class Bias(enum.Enum):
@@ -53,32 +58,58 @@ class Encoded(NamedTuple):
     """``x - decode(payload)``, flat float32, where it was asked for."""
 
 
+class Finished(NamedTuple):
+    """What all payloads of a step add up to."""
+
+    total: Tensor
+    """``scale * sum(decoded payloads)``, flat float32."""
+
+    shared: tuple[Tensor, ...] = ()
+    """The codec's next shared state, see :attr:`Codec.slots`."""
+
+
+Rounds = Generator[Tensor, Tensor, tuple[Finished, Union[Tensor, None]]]
+"""Yields float payloads, receives their sums, returns the sum of all and what this rank left."""
+
+
 @dataclass(frozen=True)
 class Call:
-    """What a codec may know of the step it runs in; equal on all ranks.
+    """What a codec may know of the step it runs in; all but the rank is equal on all ranks.
 
     Attributes:
         size: Number of ranks whose payloads are combined.
         shapes: Shapes of the tensors that make up the flat input, in order.
         key: Two 32-bit words from :func:`horovod_gradcomp.core.random.fold`.
+        step: Steps before this one; a number, or an int64 scalar tensor in a graph.
+        rank: Which of the ranks, in the order of payloads, this is.
+        shared: The codec's shared state, one tensor for each of :attr:`Codec.slots`.
     """
 
     size: int = 1
     shapes: tuple[Shape, ...] = ()
     key: tuple[Any, Any] = field(default=(0, 0))
+    step: Any = 0
+    rank: int = 0
+    shared: tuple[Tensor, ...] = ()
+
+    def extents(self, numel: int) -> tuple[Shape, ...]:
+        """Return the shape of each tensor; of a flat one, where no shapes are given."""
+        return self.shapes or ((numel,),)
 
     def sizes(self, numel: int) -> tuple[int, ...]:
-        """Return the elements of each tensor; of one, where no shapes are given."""
-        return tuple(math.prod(shape) for shape in self.shapes) or (numel,)
+        """Return the elements of each tensor."""
+        return tuple(math.prod(shape) for shape in self.extents(numel))
 
 
 @dataclass(frozen=True)
 class Codec(ABC):
     """Base of all codecs; see :mod:`horovod_gradcomp.codecs` for the registry."""
 
-    combine: ClassVar[Combine]
     identity: ClassVar[bool] = False
     """Whether nothing is changed at all, so that a front end may hand gradients straight on."""
+    slots: ClassVar[tuple[str, ...]] = ()
+    """Names of tensors that all ranks share and carry from step to step: the same bits on every
+    rank, made anew by :meth:`initial`, and kept only where a step is good."""
     bit_equal: ClassVar[bool] = True
     """Whether payloads of all frameworks agree bit for bit.
 
@@ -86,6 +117,15 @@ class Codec(ABC):
     values then agree to 1e-6 of the block's largest magnitude, except where a value lies as close
     to the middle between two codes: there they may be one code apart.
     """
+
+    mixes: ClassVar[bool] = False
+    """Whether a decoded value is a sum of products over its whole tensor, so that it is rounded to
+    1e-5 of the tensor's largest value, in every framework in its own way."""
+
+    @property
+    @abstractmethod
+    def combine(self) -> Combine:
+        """How payloads combine with the present settings."""
 
     @property
     @abstractmethod
@@ -98,12 +138,16 @@ class Codec(ABC):
         return "none" if self.bias is Bias.UNBIASED else "residual"
 
     @abstractmethod
-    def wire_bytes(self, *sizes: int) -> int:
-        """Return the exact payload size in bytes, headers included.
+    def wire_bytes(self, *extents: Extent) -> int:
+        """Return the exact size of a step's payloads in bytes, headers included.
 
         Args:
-            sizes: Elements of each tensor that is encoded; one for a single tensor.
+            extents: Shape, or number of elements, of each tensor that is encoded.
         """
+
+    def initial(self, xp: Any, call: Call, like: Tensor) -> tuple[Tensor, ...]:
+        """Return the shared state before the first step, on the device of ``like``."""
+        return ()
 
     @abstractmethod
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
@@ -131,6 +175,20 @@ class Codec(ABC):
             scale: Factor on the sum, a number or a float32 scalar tensor.
         """
 
+    def finish(
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
+    ) -> Finished:
+        """Return what :meth:`decode` does and the next shared state."""
+        return Finished(self.decode(xp, payloads, numel, call, scale=scale))
+
+    def rounds(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Rounds:
+        """Take the place of encode and decode where payloads combine in rounds."""
+        raise AssertionError(f"{type(self).__name__} combines by {self.combine}")
+
+    def round_count(self, extents: Sequence[Extent]) -> int:
+        """Return how many collectives a step takes; known from shapes alone."""
+        return 1
+
     def with_memory(self, has_memory: bool) -> Codec:
         """Return the form of this codec to use with, or without, an error memory."""
         return self
@@ -139,12 +197,23 @@ class Codec(ABC):
         """Return the string form, ``name:setting=value,...``, that builds an equal codec."""
         from ..codecs import name_of  # a codec does not know its name, the registry does
 
+        inner = getattr(self, "then", None)
         parts = [
-            f"{f.name}={getattr(self, f.name)}"
+            f"{f.name}={_text(getattr(self, f.name))}"
             for f in fields(self)
-            if getattr(self, f.name) is not None or f.default is not None
+            if f.name != "then" and (getattr(self, f.name) is not None or f.default is not None)
         ]
-        return f"{name_of(self)}:{','.join(parts)}" if parts else name_of(self)
+        own = f"{name_of(self)}:{','.join(parts)}" if parts else name_of(self)
+        return own if inner is None else f"{own}+{inner.describe()}"
+
+
+def numels(extents: Sequence[Extent]) -> list[int]:
+    """Return the number of elements of each tensor."""
+    return [e if isinstance(e, int) else math.prod(e) for e in extents]
+
+
+def _text(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def is_one(factor: Any) -> bool:

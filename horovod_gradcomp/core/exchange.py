@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
-from .codec import Call, Codec, Combine, Tensor
+from .codec import Call, Codec, Combine, Tensor, is_one
 from .errors import ExchangeError, explain
 from .payload import FLAG_BYTES
 
@@ -35,13 +35,23 @@ class Reduce(NamedTuple):
     payload: Tensor
 
 
+class Sum(NamedTuple):
+    """Request: give every rank the sum of all ranks' float payloads."""
+
+    payload: Tensor
+
+
+Request = Union[Gather, Reduce, Sum]
+
+
 @dataclass(frozen=True)
 class Reply:
     """What a request returns.
 
     Attributes:
         payloads: All payloads in rank order, or the one reduced payload.
-        scale: What the sum of decoded payloads is to be multiplied by.
+        scale: What the sum of decoded payloads is to be multiplied by. Where there are several
+            rounds only the last one's counts.
     """
 
     payloads: Sequence[Tensor]
@@ -60,8 +70,11 @@ class Outcome(NamedTuple):
     bad: Tensor
     """0, or NaN where any rank's input was not finite; equal on all ranks."""
 
+    shared: tuple[Tensor, ...] = ()
+    """The codec's next shared state; worthless if ``bad``."""
 
-Exchange = Generator["Gather | Reduce", Reply, Outcome]
+
+Exchange = Generator[Request, Reply, Outcome]
 
 
 def start(
@@ -86,7 +99,7 @@ def start(
         agreed: 0 or NaN, equal on all ranks, where a front end agrees on bad steps by itself;
             without it the badness of ``x`` rides with the payload.
     """
-    run = _reduce if codec.combine is Combine.SUM else _gather
+    run = {Combine.SUM: _reduce, Combine.GATHER: _gather, Combine.ROUNDS: _rounds}[codec.combine]
     return run(xp, codec, x, call, want_error, name, agreed)
 
 
@@ -102,7 +115,7 @@ def _gather(
     numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
     payload, error = codec.encode(xp, x, call, want_error=want_error)
     reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag))
-    expected = codec.wire_bytes(*call.sizes(numel)) + FLAG_BYTES
+    expected = codec.wire_bytes(*call.extents(numel)) + FLAG_BYTES
     for rank, other in enumerate(reply.payloads):
         if xp.numel(other) != expected:
             raise ExchangeError(
@@ -117,8 +130,8 @@ def _gather(
     for other in reply.payloads if agreed is None else ():
         flag = xp.flag_of(other)
         bad = flag if bad is None else xp.add(bad, flag)
-    total = codec.decode(xp, reply.payloads, numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad)
+    total, shared = codec.finish(xp, reply.payloads, numel, call, scale=reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad, shared)
 
 
 def _reduce(
@@ -135,8 +148,37 @@ def _reduce(
     reply = yield Reduce(payload if flag is None else xp.poison_(payload, flag))
     (reduced,) = reply.payloads
     bad = xp.badness(reduced[:1]) if agreed is None else agreed
-    total = codec.decode(xp, [reduced], numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad)
+    total, shared = codec.finish(xp, [reduced], numel, call, scale=reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad, shared)
+
+
+def _rounds(
+    xp: Any,
+    codec: Codec,
+    x: Tensor,
+    call: Call,
+    want_error: bool,
+    name: str,
+    agreed: Tensor | None,
+) -> Exchange:
+    flag, bad = xp.badness(x) if agreed is None else None, agreed
+    run = codec.rounds(xp, x, call, want_error=want_error)
+    payload = next(run)
+    if flag is not None:
+        payload = xp.poison_(payload, flag)
+    while True:
+        reply = yield Sum(payload)
+        (summed,) = reply.payloads
+        if bad is None:
+            bad = xp.badness(summed[:1])
+        try:
+            payload = run.send(summed)
+        except StopIteration as end:
+            (total, shared), error = end.value
+            break
+    if not is_one(reply.scale):
+        total = xp.scale_(total, reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad, shared)
 
 
 class Carrier:

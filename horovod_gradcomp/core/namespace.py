@@ -37,6 +37,9 @@ class Factory:
         """Decompress with the default settings."""
         return self._instance().decompress(tensor, ctx)
 
+    def __add__(self, other: Any) -> Any:
+        return self._instance() + other
+
     def _instance(self) -> Any:
         if self._default is None:
             self._default = self()
@@ -72,10 +75,10 @@ class Namespace:
         raise AttributeError(name)
 
     def from_string(self, text: str, **options: Any) -> Any:
-        """Return the compressor of a string form, such as ``"topk:ratio=0.01"``.
+        """Return the compressor of a string form, such as ``"topk:ratio=0.01+linear:bits=8"``.
 
         Args:
-            text: Name and settings of a codec.
+            text: Name and settings of a codec, and of one more after ``+``.
             options: As of ``Compression.<name>``: memory, seed, min_numel, ...
 
         Raises:

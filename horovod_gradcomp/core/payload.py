@@ -23,6 +23,8 @@ class Section:
     dtype: str
     rows: int
     width: int
+    align: int = 1
+    """Bytes, a power of two; at least an item's."""
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +50,7 @@ class Layout:
 
     def order(self) -> list[int]:
         """Indices of the sections as they lie: wide dtypes first, so that each is aligned."""
-        items = [ITEM_BYTES[s.dtype] for s in self.sections]
+        items = [max(ITEM_BYTES[s.dtype], s.align) for s in self.sections]
         return sorted(range(len(items)), key=lambda i: -items[i])
 
     def offsets(self) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .codec import Call, Codec, Combine, Encoded, Tensor, is_one
+from .codec import Call, Codec, Combine, Encoded, Extent, Tensor, is_one, numels
 from .kernel import Kernel, own_kernel
 from .payload import Layout, Section
 
@@ -58,8 +58,8 @@ class PointCodec(Codec):
     def from_codes(self, xp: Any, codes: Tensor) -> Tensor:
         """Undo :meth:`to_codes` as far as it can be undone; float32 in storage of its own."""
 
-    def wire_bytes(self, *sizes: int) -> int:
-        return self._layout(sum(sizes)).nbytes
+    def wire_bytes(self, *extents: Extent) -> int:
+        return self._layout(sum(numels(extents))).nbytes
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         layout = self._layout(xp.numel(x))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,8 +75,10 @@ def make(name: str, settings: Mapping[str, Any], extra: Sequence[str] = ()) -> S
     theirs = [f.name for f in dataclasses.fields(cls)]
     for key in settings:
         if key not in ours and key not in theirs:
+            if key == "then":
+                raise SettingsError(_no_values(name, settings[key]))
             raise SettingsError(_unknown(f"{name}: keyword", key, [*theirs, *sorted(ours), *extra]))
-    codec = cls(**{k: v for k, v in settings.items() if k in theirs})
+    codec = _construct(name, cls, {k: v for k, v in settings.items() if k in theirs})
     options = Options(**{k: v for k, v in settings.items() if k in ours})
     return assemble(codec, options)
 
@@ -88,8 +91,36 @@ def assemble(codec: Codec, options: Options) -> Settings:
     return Settings(codec, memory, options)
 
 
+def compose(first: Settings, second: Settings) -> Settings:
+    """Return ``first + second``: the second codec encodes what the first one keeps.
+
+    Memory and options are the first one's.
+
+    Raises:
+        SettingsError: The second has options of its own, or the codecs do not fit.
+    """
+    name = first.codec.describe().partition(":")[0]
+    if second.options != Options():
+        raise SettingsError(
+            explain(
+                got=f"options of its own for '{second.codec.describe()}' after '+'",
+                expected="none",
+                why="memory, seed and all other options are those of the codec before '+'",
+            )
+        )
+    if not any(f.name == "then" for f in dataclasses.fields(first.codec)):
+        raise SettingsError(_no_values(name, second.codec))
+    if first.codec.then is not None:  # type: ignore[attr-defined]
+        raise SettingsError(explain(got="a second '+'", expected="one"))
+    joined: Any = first.codec
+    return assemble(dataclasses.replace(joined, then=second.codec), first.options)
+
+
 def parse_codec(text: str) -> Codec:
-    """Return the codec of a string form, ``name`` or ``name:key=value,key=value``.
+    """Return the codec of a string form.
+
+    One is ``name`` or ``name:key=value,key=value``, two joined by ``+`` are one codec and another
+    for what it keeps.
 
     Raises:
         SettingsError: The name, a keyword or a value is not allowed.
@@ -103,11 +134,15 @@ def parse_codec(text: str) -> Codec:
 
 
 def split(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the keywords of a string form, values turned into numbers."""
+    """Return the name and the keywords of a string form, values turned into numbers.
+
+    What follows a ``+`` becomes the keyword ``then``.
+    """
     if not isinstance(text, str):
         raise SettingsError(explain(got=repr(text), expected="a string such as 'topk:ratio=0.01'"))
+    text, *inner = re.split(r"\+(?=\s*[A-Za-z_])", text, maxsplit=1)  # not in 1e+5
     name, _, rest = text.strip().partition(":")
-    settings = {}
+    settings: dict[str, Any] = {"then": inner[0].strip()} if inner else {}
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = item.partition("=")
         if not equals:
@@ -127,7 +162,7 @@ def signature(cls: type[Codec], extra: Sequence[str] = ()) -> inspect.Signature:
             f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
         )
         for owner in (cls, Options)
-        for f in dataclasses.fields(owner)
+        for f in sorted(dataclasses.fields(owner), key=lambda f: f.name == "then")
     ]
     parameters += [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra
@@ -151,7 +186,11 @@ def _construct(name: str, cls: type[Any], settings: Mapping[str, Any]) -> Any:
     allowed = [f.name for f in dataclasses.fields(cls)]
     for key in settings:
         if key not in allowed:
+            if key == "then":
+                raise SettingsError(_no_values(name, settings[key]))
             raise SettingsError(_unknown(f"{name}: keyword", key, allowed))
+    if isinstance(settings.get("then"), str):
+        settings = {**settings, "then": parse_codec(settings["then"])}
     return cls(**settings)
 
 
@@ -159,6 +198,18 @@ def _look_up(name: str, table: Mapping[str, type[Any]], what: str) -> type[Any]:
     if name not in table:
         raise SettingsError(_unknown(what, name, list(table)))
     return table[name]
+
+
+def _no_values(name: str, inner: Any) -> str:
+    from ..codecs import REGISTRY
+
+    able = [n for n, c in REGISTRY.items() if any(f.name == "then" for f in dataclasses.fields(c))]
+    inner = inner.describe() if isinstance(inner, Codec) else inner
+    return f"{name}: " + explain(
+        got=f"'+ {inner}' after '{name}'",
+        expected=f"it after one of {', '.join(able)}",
+        why=f"'{name}' keeps no values that another codec could encode",
+    )
 
 
 def _unknown(what: str, name: str, allowed: list[str]) -> str:

@@ -150,6 +150,12 @@ class Ops(Protocol):
     def expm1_(self, a: Tensor) -> Tensor:
         """Return ``exp(a) - 1``."""
 
+    def matmul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the matrix product; leading dimensions are broadcast."""
+
+    def transpose(self, a: Tensor) -> Tensor:
+        """Return ``a`` with its last two dimensions exchanged, sharing storage where possible."""
+
     # Bits -------------------------------------------------------------------------------------
     def bit_and(self, a: Tensor, b: Tensor | int) -> Tensor:
         """Bitwise and."""

@@ -220,6 +220,14 @@ def expm1_(a: Tensor) -> Tensor:
     return tf.math.expm1(a)
 
 
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    return tf.matmul(a, b)
+
+
+def transpose(a: Tensor) -> Tensor:
+    return tf.linalg.matrix_transpose(a)
+
+
 def bit_and(a: Tensor, b: Tensor | int) -> Tensor:
     return tf.bitwise.bitwise_and(a, tf.convert_to_tensor(b, a.dtype))
 
@@ -305,6 +313,8 @@ def length(x: Tensor) -> Tensor | int:
 
 
 def cond(condition: Any, yes: Callable[[], Tensor], no: Callable[[], Tensor]) -> Tensor:
+    if isinstance(condition, bool):
+        return yes() if condition else no()
     return tf.cond(condition, yes, no)
 
 

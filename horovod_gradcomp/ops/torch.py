@@ -225,6 +225,14 @@ def expm1_(a: Tensor) -> Tensor:
     return a.expm1_()
 
 
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
+def transpose(a: Tensor) -> Tensor:
+    return a.transpose(-1, -2)
+
+
 def bit_and(a: Tensor, b: Tensor | int) -> Tensor:
     return a & b
 
@@ -391,7 +399,7 @@ def map_rows(
 
 def join_flat(whole: Tensor, pieces: Sequence[Tensor]) -> Tensor:
     at = whole.data_ptr()
-    for piece in pieces:
+    for piece in filter(torch.numel, pieces):  # an empty one has no address
         if piece.data_ptr() != at:
             raise AssertionError("pieces are not consecutive views of the whole")
         at += piece.numel() * piece.element_size()

@@ -20,7 +20,7 @@ from horovod.tensorflow.compression import Compressor as HorovodCompressor
 from ..core import policy
 from ..core.errors import BindingError, SettingsError, explain
 from ..core.namespace import Namespace
-from ..core.settings import Settings
+from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import calls, refusals
 from .steps import Steps, outside
@@ -132,6 +132,18 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                 explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
             )
         return ctx.unit.receive(tensor, ctx)
+
+    def __add__(self, other: Any) -> Compressor:
+        """Return ``A + B``, where B encodes what A keeps, with the memory and options of A."""
+        if callable(getattr(other, "_instance", None)):  # Compression.fp16, uncalled
+            other = other._instance()
+        if not isinstance(other, Compressor):
+            return NotImplemented
+        if self._units:
+            raise SettingsError(
+                explain(got="a compressor in use before '+'", expected="compressors just made")
+            )
+        return Compressor(compose(self._settings, other._settings))
 
     # Binding -------------------------------------------------------------------------------------
     def bind(self, variables: Iterable[Any]) -> Compressor:

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from ..core import random
-from ..core.codec import Call, Codec, Encoded, Tensor
+from ..core.codec import Call, Codec, Encoded, Finished, Rounds, Tensor
 from ..core.exchange import Carrier
 from ..ops import tensorflow as xp
 
@@ -29,17 +29,22 @@ class TracedCodec:
 
     def encode(self, _: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         """See :meth:`horovod_gradcomp.core.codec.Codec.encode`."""
-        run = _encoder(self._codec, xp.numel(x), _keyless(call), want_error)
-        return Encoded(*run(x, call.key))
+        run = _encoder(self._codec, xp.numel(x), _plain(call), want_error)
+        return Encoded(*run(x, _tensors(call)))
 
-    def decode(
+    def finish(
         self, _: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
-    ) -> Tensor:
-        """See :meth:`horovod_gradcomp.core.codec.Codec.decode`."""
+    ) -> Finished:
+        """See :meth:`horovod_gradcomp.core.codec.Codec.finish`."""
         if not tf.is_tensor(scale):
-            return _decoder(self._codec, numel, _keyless(call), scale)(list(payloads), call.key)
-        run = _decoder(self._codec, numel, _keyless(call), None)
-        return run(list(payloads), call.key, scale)
+            run = _finisher(self._codec, numel, _plain(call), scale)
+            return Finished(*run(list(payloads), _tensors(call)))
+        run = _finisher(self._codec, numel, _plain(call), None)
+        return Finished(*run(list(payloads), _tensors(call), scale))
+
+    def rounds(self, _: Any, x: Tensor, call: Call, *, want_error: bool) -> Rounds:
+        """See :meth:`horovod_gradcomp.core.codec.Codec.rounds`."""
+        return self._codec.rounds(xp, x, call, want_error=want_error)
 
 
 def judge(carrier: Carrier, reduced: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,18 +63,18 @@ def fold(seed: int, name: str, step: Tensor) -> tuple[Tensor, Tensor]:
 # Each takes tensors of one signature only, so that none is ever traced a second time.
 @functools.cache
 def _encoder(codec: Codec, numel: int, call: Call, want_error: bool) -> Any:
-    def encode(x: Tensor, key: Any) -> tuple[Any, ...]:
-        return tuple(codec.encode(xp, x, _with_key(call, key), want_error=want_error))
+    def encode(x: Tensor, tensors: Any) -> tuple[Any, ...]:
+        return tuple(codec.encode(xp, x, _filled(call, tensors), want_error=want_error))
 
     return tf.function(encode, autograph=False)
 
 
 @functools.cache
-def _decoder(codec: Codec, numel: int, call: Call, fixed: float | None) -> Any:
-    def decode(payloads: list[Tensor], key: Any, scale: Any = fixed) -> Tensor:
-        return codec.decode(xp, payloads, numel, _with_key(call, key), scale=scale)
+def _finisher(codec: Codec, numel: int, call: Call, fixed: float | None) -> Any:
+    def finish(payloads: list[Tensor], tensors: Any, scale: Any = fixed) -> tuple[Any, ...]:
+        return tuple(codec.finish(xp, payloads, numel, _filled(call, tensors), scale=scale))
 
-    return tf.function(decode, autograph=False)
+    return tf.function(finish, autograph=False)
 
 
 @functools.cache
@@ -95,9 +100,16 @@ def _choose(condition: Tensor, a: Any, b: Any) -> Tensor:
     return tf.where(condition, tf.cast(a, tf.float64), tf.cast(b, tf.float64))
 
 
-def _keyless(call: Call) -> Call:
-    return dataclasses.replace(call, key=(0, 0))
+def _plain(call: Call) -> Call:
+    """Return a call without what differs from step to step."""
+    return dataclasses.replace(call, key=(0, 0), step=0, shared=())
 
 
-def _with_key(call: Call, key: Any) -> Call:
-    return dataclasses.replace(call, key=(key[0], key[1]))
+def _tensors(call: Call) -> Any:
+    """Return what differs from step to step."""
+    return call.key, tf.cast(call.step, tf.int64), call.shared
+
+
+def _filled(call: Call, tensors: Any) -> Call:
+    key, step, shared = tensors
+    return dataclasses.replace(call, key=(key[0], key[1]), step=step, shared=tuple(shared))

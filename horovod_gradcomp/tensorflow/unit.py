@@ -6,13 +6,14 @@ and only where every rank found the whole step good.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from ..core import exchange
+from ..core import exchange, random
 from ..core.codec import Call, Combine
 from ..core.errors import explain
 from ..core.exchange import Carrier
@@ -52,27 +53,35 @@ class Unit(tf.Module):  # type: ignore[misc]
         self.key = name
         self.numel = int(variable.shape.num_elements())
         self._shape = variable.shape
+        self._shapes = (tuple(variable.shape.as_list()),)
         self._settings = settings
+        codec = settings.codec
         label = variable.name.split(":")[0]
         with tf.device(variable.device):
             for slot in settings.memory.slots:
                 zeros = tf.zeros([self.numel], tf.float32)
                 setattr(self, slot, tf.Variable(zeros, trainable=False, name=f"{label}/{slot}"))
+            start = Call(shapes=self._shapes, key=random.fold(settings.options.seed, name, 0))
+            for slot, value in zip(codec.slots, codec.initial(xp, start, tf.zeros([0]))):
+                setattr(self, slot, tf.Variable(value, trainable=False, name=f"{label}/{slot}"))
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{label}/step")
 
     def wire_bytes(self) -> int:
         """Return the bytes handed to Horovod a step."""
         codec = self._settings.codec
-        if codec.combine is Combine.SUM:
-            return codec.wire_bytes(self.numel)
-        return codec.wire_bytes(self.numel) + FLAG_BYTES + 4 * Carrier.WIDTH
+        nbytes = codec.wire_bytes(*self._shapes)
+        if codec.combine is Combine.GATHER:
+            nbytes += FLAG_BYTES
+        return nbytes if codec.combine is Combine.SUM else nbytes + 4 * Carrier.WIDTH
 
     def send(self, tensor: Tensor, agreed: Tensor, call: calls.Call) -> tuple[Tensor, Ticket]:
         """Encode a gradient and start its exchange; see :meth:`Compressor.compress`."""
         settings, process_set = self._settings, call.process_set
         codec: Any = TracedCodec(settings.codec)
-        state = tuple(getattr(self, slot).read_value() for slot in settings.memory.slots)
+        state = self._read(settings.memory.slots)
+        step = self.step.read_value()
+        rank = list(process_set.ranks or range(process_set.size())).index(hvd.rank())
         running = exchange.start(
             xp,
             codec,
@@ -80,8 +89,11 @@ class Unit(tf.Module):  # type: ignore[misc]
             settings.memory.compensate(xp, tf.reshape(tensor, [self.numel]), state, None),
             Call(
                 size=process_set.size(),
-                shapes=(tuple(self._shape.as_list()),),
-                key=fold(settings.options.seed, self.key, self.step.read_value()),
+                shapes=self._shapes,
+                key=fold(settings.options.seed, self.key, step),
+                step=step,
+                rank=rank,
+                shared=self._read(settings.codec.slots),
             ),
             want_error=settings.memory.wants_error,
             name=self.key,
@@ -92,12 +104,10 @@ class Unit(tf.Module):  # type: ignore[misc]
         if isinstance(request, exchange.Reduce):
             return request.payload, ticket
         ticket.carrier = Carrier(process_set.ranks or range(process_set.size()))
-        ticket.gathered = hvd.allgather(
-            request.payload,
-            name=f"gradcomp.{self.key}.{call.name}",
-            ignore_name_scope=True,
-            process_set=process_set,
-        )
+        for number in range(settings.codec.round_count(self._shapes)):
+            if number:
+                request = running.send(exchange.Reply((ticket.gathered,)))
+            ticket.gathered = self._collective(request, number, call)
         return tf.constant(Carrier.row(hvd.rank()), tf.float32), ticket
 
     def receive(self, reduced: Tensor, ticket: Ticket) -> Tensor:
@@ -111,16 +121,29 @@ class Unit(tf.Module):  # type: ignore[misc]
         except StopIteration as stop:
             outcome = stop.value
         else:
-            raise AssertionError("an exchange asked for more than one collective")
-        self._commit(ticket, outcome.error)
+            raise AssertionError("an exchange asked for more rounds than its codec says")
+        self._commit(ticket, outcome)
         return tf.cast(tf.reshape(outcome.total, self._shape), ticket.dtype)
+
+    def _read(self, slots: Sequence[str]) -> tuple[Tensor, ...]:
+        return tuple(getattr(self, slot).read_value() for slot in slots)
+
+    def _collective(self, request: exchange.Request, number: int, call: calls.Call) -> Tensor:
+        """Build the own collective of a round."""
+        name = f"gradcomp.{self.key}.{call.name}" + (f".{number}" if number else "")
+        options = {"name": name, "ignore_name_scope": True, "process_set": call.process_set}
+        if isinstance(request, exchange.Sum):
+            return hvd.allreduce(request.payload, op=hvd.Sum, **options)
+        return hvd.allgather(request.payload, **options)
 
     def _collect(self, reduced: Tensor, ticket: Ticket, carrier: Carrier) -> exchange.Reply:
         size = len(carrier.ranks)
         scale, good = judge(carrier, tf.ensure_shape(reduced, [Carrier.WIDTH]))
         text = carrier.complaint("the values at the end of this message", self.key)
         gathered = _checked(ticket.gathered, good, text, reduced)
-        expected = self._settings.codec.wire_bytes(self.numel) + FLAG_BYTES
+        if self._settings.codec.combine is Combine.ROUNDS:
+            return exchange.Reply((gathered,), scale=scale)
+        expected = self._settings.codec.wire_bytes(*self._shapes) + FLAG_BYTES
         text = explain(
             got=f"as many bytes for '{self.key}' from all ranks as this message ends with",
             expected=f"{size} x {expected}",
@@ -136,11 +159,12 @@ class Unit(tf.Module):  # type: ignore[misc]
         ]
         return exchange.Reply(payloads, scale=scale)
 
-    def _commit(self, ticket: Ticket, error: Tensor | None) -> None:
-        slots = self._settings.memory.slots
+    def _commit(self, ticket: Ticket, outcome: exchange.Outcome) -> None:
+        memory, codec = self._settings.memory, self._settings.codec
 
         def keep() -> Tensor:
-            for slot, value in zip(slots, self._settings.memory.update(ticket.state, error)):
+            state = memory.update(ticket.state, outcome.error)
+            for slot, value in zip((*memory.slots, *codec.slots), (*state, *outcome.shared)):
                 getattr(self, slot).assign(value)
             self.step.assign_add(1)
             return tf.constant(True)

@@ -19,12 +19,12 @@ import torch
 from ..core import policy
 from ..core.codec import Combine
 from ..core.errors import BindingError, explain
-from ..core.exchange import Carrier, Reduce
+from ..core.exchange import Carrier, Reduce, Request
 from ..core.plan import buckets
 from ..core.settings import Settings
 from ..core.stats import Stats
 from ..ops import torch as xp
-from .unit import Unit, random_key
+from .unit import Unit
 
 Tensor = torch.Tensor
 
@@ -142,7 +142,7 @@ class Binding:
             else:
                 assert self._carrier is not None
                 factor = self._carrier.factor(reduced.tolist(), self.names[ticket.parameter])
-                unit.finish_gather(factor, len(self._ranks))
+                unit.finish_own(factor, len(self._ranks))
             out = unit.result(member, ticket.dtype)
         self._open -= 1
         if self._open == 0:
@@ -163,21 +163,36 @@ class Binding:
 
     def _send(self, unit: Unit) -> Tensor:
         self._refresh_ranks()
-        key = random_key(self.settings, unit.bucket.name, self.step)
-        request = unit.encode(key, len(self._ranks))
+        request = unit.encode(self.step, len(self._ranks), self._ranks.index(hvd.rank()))
         if not isinstance(request, Reduce):
-            name = f"gradcomp.{self._fingerprint}.{unit.bucket.name}.gather"
-            unit.gather(request.payload, name, self.process_set)
+            self._start(unit, request)
         payload: Tensor = request.payload
         return payload
 
+    def _start(self, unit: Unit, request: Request) -> None:
+        unit.start(request, f"gradcomp.{self._fingerprint}", self.process_set)
+
     def _flush(self) -> None:
+        """Send what has not been sent, and finish all rounds but the last, of all units together.
+
+        Nothing is started after a wait that another rank may reach in another order: every unit's
+        round is started before the first unit's is waited for, in the same order on every rank.
+        """
         self._sending = False
-        if not self._sum:
-            for unit in self.units:
-                if not unit.idle and not unit.sent:
-                    with unit.stats.timed("encode_ms"):
-                        self._send(unit)
+        if self._sum:
+            return
+        used = [unit for unit in self.units if not unit.idle]
+        for unit in used:
+            if not unit.sent:
+                with unit.stats.timed("encode_ms"):
+                    self._send(unit)
+        for number in itertools.count():
+            requests = [(unit, unit.advance(number)) for unit in used]
+            for unit, request in requests:
+                if request is not None:
+                    self._start(unit, request)
+            if all(request is None for _, request in requests):
+                return
 
     def _end(self) -> None:
         used = [unit for unit in self.units if not unit.idle]

@@ -17,7 +17,7 @@ from horovod.torch.compression import Compressor as HorovodCompressor
 
 from ..core.errors import BindingError, SettingsError, explain
 from ..core.namespace import Namespace
-from ..core.settings import Settings
+from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import identity, state
 from .binding import Binding, Ticket
@@ -106,6 +106,18 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
                 explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
             )
         return ctx.binding.decompress(tensor, ctx)
+
+    def __add__(self, other: Any) -> Compressor:
+        """Return ``A + B``, where B encodes what A keeps, with the memory and options of A."""
+        if callable(getattr(other, "_instance", None)):  # Compression.fp16, uncalled
+            other = other._instance()
+        if not isinstance(other, Compressor):
+            return NotImplemented
+        if self._bindings or self._pending:
+            raise SettingsError(
+                explain(got="a compressor in use before '+'", expected="compressors just made")
+            )
+        return Compressor(compose(self._settings, other._settings))
 
     # Binding ----------------------------------------------------------------------------------
     def bind(

@@ -1,4 +1,4 @@
-"""Saving and loading of one rank's memory, by parameter name."""
+"""Saving and loading of one rank's memory, by parameter name, and of what all ranks share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
         "world_size": hvd.size() if ready else 1,
         "rank": hvd.rank() if ready else 0,
         "settings": settings.describe(),
-        "optimizers": [{"step": b.step, "memory": _memory(settings, b)} for b in bindings],
+        "optimizers": [
+            {"step": b.step, "memory": _memory(settings, b), "shared": _shared(b)} for b in bindings
+        ],
     }
 
 
@@ -50,10 +52,14 @@ def check(settings: Settings, saved: Mapping[str, Any]) -> Sequence[Mapping[str,
 
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
-    parts = {slot: dict(_parts(binding, i)) for i, slot in enumerate(binding.settings.memory.slots)}
+    memory = {
+        slot: dict(_parts(binding, i)) for i, slot in enumerate(binding.settings.memory.slots)
+    }
+    parts = {**memory, **_shared_parts(binding)}
+    saved = {**entry["memory"], **entry["shared"]}
     faults = []
     for slot, here in parts.items():
-        there = entry["memory"].get(slot, {})
+        there = saved.get(slot, {})
         faults += [f"{slot} of '{n}' is missing" for n in sorted(here.keys() - there.keys())]
         faults += [f"{slot} of '{n}' is not known" for n in sorted(there.keys() - here.keys())]
         faults += [
@@ -65,7 +71,7 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
         raise StateError("this state does not fit the model: " + "; ".join(faults))
     for slot, here in parts.items():
         for name, part in here.items():
-            part.copy_(entry["memory"][slot][name])
+            part.copy_(saved[slot][name])
     binding.step = entry["step"]
 
 
@@ -73,6 +79,21 @@ def _memory(settings: Settings, binding: Binding) -> dict[str, dict[str, torch.T
     return {
         slot: {name: part.clone().cpu() for name, part in _parts(binding, i)}
         for i, slot in enumerate(settings.memory.slots)
+    }
+
+
+def _shared(binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
+    return {
+        slot: {name: part.clone().cpu() for name, part in parts.items()}
+        for slot, parts in _shared_parts(binding).items()
+    }
+
+
+def _shared_parts(binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the codec's shared state by slot and by the name of the unit."""
+    return {
+        slot: {unit.bucket.name: unit.shared[i] for unit in binding.units}
+        for i, slot in enumerate(binding.settings.codec.slots)
     }
 
 

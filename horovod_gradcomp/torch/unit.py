@@ -43,11 +43,17 @@ class Unit:
         self._handle: int | None = None
         self._factor: float | None = None
         self._nbytes = 0
+        self._summing = False
+        self._round = 0
+        self._rounds = settings.codec.round_count(bucket.shapes)
         self._outcome: exchange.Outcome | None = None
         self.state = tuple(
             torch.zeros(bucket.numel, dtype=torch.float32, device=device)
             for _ in settings.memory.slots
         )
+        key = random_key(settings, bucket.name, 0)
+        start = Call(shapes=bucket.shapes, key=key)
+        self.shared = settings.codec.initial(xp, start, torch.empty(0, device=device))
 
     # One step ---------------------------------------------------------------------------------
     @property
@@ -86,8 +92,14 @@ class Unit:
         self._settings.memory.compensate(xp, grad.detach(), state, part)
         self.stats.raw_bytes += grad.numel() * grad.element_size()
 
-    def encode(self, key: tuple[int, int], size: int) -> exchange.Gather | exchange.Reduce:
-        """Encode what has arrived; what has not counts as zero and keeps its memory."""
+    def encode(self, step: int, size: int, rank: int) -> exchange.Request:
+        """Encode what has arrived; what has not counts as zero and keeps its memory.
+
+        Args:
+            step: Equal on all ranks.
+            size: How many ranks take part.
+            rank: Which of them this is.
+        """
         assert self._input is not None
         for index in range(len(self.bucket.members)):
             if index not in self._arrived:
@@ -97,28 +109,65 @@ class Unit:
             xp,
             self._settings.codec,
             self._input,
-            Call(size=size, shapes=self.bucket.shapes, key=key),
+            Call(
+                size=size,
+                shapes=self.bucket.shapes,
+                key=random_key(self._settings, self.bucket.name, step),
+                step=step,
+                rank=rank,
+                shared=self.shared,
+            ),
             want_error=self._settings.memory.wants_error,
             name=self.bucket.name,
         )
-        request = next(self._exchange)
-        payload = request.payload
-        self.stats.wire_bytes += payload.numel() * payload.element_size()
         self.stats.numel = self.bucket.numel
-        return request
+        return self._counted(next(self._exchange))
 
     @property
     def sent(self) -> bool:
         """Whether this step's exchange has begun."""
         return self._exchange is not None
 
-    def gather(self, payload: Tensor, name: str, process_set: Any) -> None:
-        """Start the own collective of a GATHER payload."""
-        self._nbytes = payload.numel()
-        self._handle = hvd.allgather_async(payload, name=name, process_set=process_set)
+    @property
+    def name(self) -> str:
+        """Part of the names of the unit's own collectives, equal on all ranks."""
+        return f"{self.bucket.name}.{self._round}" if self._round else self.bucket.name
 
-    def finish_gather(self, factor: float, size: int) -> None:
-        """Wait for the own collective and decode, once a step."""
+    def start(self, request: exchange.Request, prefix: str, process_set: Any) -> None:
+        """Start the own collective that the exchange asks for."""
+        payload, name = request.payload, f"{prefix}.{self.name}"
+        self._summing = isinstance(request, exchange.Sum)
+        if self._summing:
+            self._handle = hvd.allreduce_async(
+                payload, name=f"{name}.sum", op=hvd.Sum, process_set=process_set
+            )
+        else:
+            self._nbytes = payload.numel()
+            self._handle = hvd.allgather_async(
+                payload, name=f"{name}.gather", process_set=process_set
+            )
+
+    def advance(self, round_number: int) -> exchange.Request | None:
+        """Wait for the own collective of a round and return what the next one sends.
+
+        Args:
+            round_number: Counted from 0. The last round is left to :meth:`finish_own`, which knows
+                the factor on the result.
+
+        Returns:
+            None where the unit has no further round.
+        """
+        if round_number + 1 >= self._rounds or self._exchange is None:
+            return None
+        with self.stats.timed("wait_ms"):
+            handle, self._handle = self._handle, None
+            summed = hvd.synchronize(handle)
+        self._round = round_number + 1
+        with self.stats.timed("decode_ms"):
+            return self._counted(self._exchange.send(exchange.Reply((summed,))))
+
+    def finish_own(self, factor: float, size: int) -> None:
+        """Wait for the last own collective and decode, once a step."""
         if self._outcome is not None:
             if factor != self._factor:
                 raise ExchangeError(
@@ -132,6 +181,10 @@ class Unit:
         with self.stats.timed("wait_ms"):
             handle, self._handle = self._handle, None
             gathered = hvd.synchronize(handle)
+        if self._summing:
+            with self.stats.timed("decode_ms"):
+                self._finish(exchange.Reply((gathered,), scale=factor / size))
+            return
         if gathered.numel() != size * self._nbytes:
             raise ExchangeError(
                 explain(
@@ -168,6 +221,7 @@ class Unit:
     def commit(self) -> None:
         """Let the candidate take the memory's place."""
         assert self._outcome is not None
+        self.shared = self._outcome.shared
         old, error = self.state, self._outcome.error
         self.state = self._settings.memory.update(old, error)
         for index in self._held:
@@ -190,6 +244,11 @@ class Unit:
         self.drop()
 
     # Inside -----------------------------------------------------------------------------------
+    def _counted(self, request: exchange.Request) -> exchange.Request:
+        payload = request.payload
+        self.stats.wire_bytes += payload.numel() * payload.element_size()
+        return request
+
     def _finish(self, reply: exchange.Reply) -> None:
         assert self._exchange is not None
         try:
@@ -197,13 +256,14 @@ class Unit:
         except StopIteration as stop:
             self._outcome = stop.value
             return
-        raise AssertionError("an exchange asked for more than one collective")
+        raise AssertionError("an exchange asked for more rounds than its codec says")
 
     def _end(self, spare: Tensor | None) -> None:
         self._spare, self._input = spare, None
         self._arrived.clear()
         self._held.clear()
         self._exchange = self._outcome = self._factor = None
+        self._round = 0
 
     def _part(self, flat: Tensor, index: int) -> Tensor:
         member = self.bucket.members[index]

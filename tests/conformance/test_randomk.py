@@ -18,7 +18,7 @@ def case_of(fw, text, x, *, memory=True, step=5, name="layer.weight"):
 def check_against_reference(case):
     """Positions and values are those of the rule."""
     n, codec = case.x.size, case.codec
-    blocks, k = -(-n // codec.block), codec.kept(n)
+    blocks, k = -(-n // codec.block), codec.count(n)
     where = reference.randomk_positions(blocks, k, case.call.key)
     edges = [i * blocks // k for i in range(k + 1)]
     want = np.zeros(n, np.float32)
@@ -46,7 +46,7 @@ def test_key_is_the_documented_one(fw):
 
 def test_every_element_is_as_likely():
     n, steps, codec = 101, 6000, build("randomk:ratio=0.2").with_memory(True)
-    k = codec.kept(n)
+    k = codec.count(n)
     counts, expected = np.zeros(n), np.zeros(n)
     for step in range(steps):
         where = reference.randomk_positions(n, k, reference.key(0, "w", step))

@@ -95,9 +95,9 @@ def test_ranks_stay_bit_equal_and_books_balance(two_ranks):
 
 def test_function_and_eager_tape_train_alike(two_ranks):
     runs = results(two_ranks["training"])[0]
-    for codec in ("topk", "randomk", "linear", "fp16", "none"):
+    for codec in ("topk", "randomk", "linear", "fp16", "none", "acp", "powersgd"):
         assert runs[f"{codec}, function"] == runs[f"{codec}, eager"]
-    assert len({run["weights"] for run in runs.values()}) == 5
+    assert len({run["weights"] for run in runs.values()}) == 7
 
 
 def test_ranks_stay_bit_equal_and_books_balance_on_three(three_ranks):

@@ -21,6 +21,8 @@ CODECS = {
     "randomk": "randomk:ratio=0.1",
     "linear": "linear:bits=4",
     "fp16": "fp16",
+    "acp": "acp:rank=2",
+    "powersgd": "powersgd:rank=2",
     "none": "none",
 }
 CHECKS = {}

@@ -161,6 +161,8 @@ def bad_step():
         ("in a bias", "topk", 1, np.nan, {"graph": True}),
         ("randomk", "randomk", 2, np.nan, {"graph": False}),
         ("fp16", "fp16", 0, np.inf, {"graph": True}),
+        ("acp", "acp", 2, np.inf, {"graph": True}),
+        ("powersgd", "powersgd", 2, np.inf, {"graph": True}),
     )
 
 

@@ -25,10 +25,14 @@ from tests.distributed.launch import report
 KINDS = {
     "fp16": lambda **o: Compression.fp16(memory="residual", **o),
     "topk": lambda **o: Compression.topk(ratio=0.02, **o),
-    "topk_f16": lambda **o: Compression.topk(ratio=0.02, values="float16", **o),
+    "topk_f16": lambda **o: Compression.from_string("topk:ratio=0.02+fp16", **o),
     "linear4": lambda **o: Compression.linear(bits=4, **o),
     "linear8": lambda **o: Compression.linear(bits=8, block=64, **o),
     "randomk": lambda **o: Compression.randomk(ratio=0.05, **o),
+    "acp": lambda **o: Compression.acp(rank=2, max_rate=1.0, **o),
+    "acp_linear": lambda **o: Compression.from_string("acp:rank=2,max_rate=1.0+linear:bits=8", **o),
+    "powersgd": lambda **o: Compression.powersgd(rank=2, max_rate=1.0, **o),
+    "svd": lambda **o: Compression.svd(rank=2, max_rate=1.0, **o),
 }
 LIMITS = {"fp16": 1e-3}  # off the books, relative: Horovod adds float16 payloads in float16
 SMALL = {"bucket_bytes": 8192}  # several buckets

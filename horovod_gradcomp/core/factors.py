@@ -1,0 +1,174 @@
+"""Matrices within a flat tensor, their orthonormal bases, and products of factors.
+
+Bases are kept as rows, ``(rank, length)``, so that every sum runs along memory. All is float32,
+at any scale of the input, and takes the same steps for the same shapes, so that ranks that run the
+same library on the same kind of processor get the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import random
+from .codec import Call, Extent, Tensor
+
+_DEPENDENT = 2.0**-13
+"""A row of which no more than this is new, once the rows before it are taken out, is no new
+direction: what remains is mostly rounding."""
+_DOWN, _UP, _MOST = 2.0**-12, 2.0**12, 2.0**110
+"""A basis is scaled down for a product, so that no sum overflows; what would be beyond 2^122 is
+cut there, so that a product of factors does not either."""
+
+
+class Part(NamedTuple):
+    """One tensor of the flat input, as a matrix; ``rank`` 0 sends it as it is."""
+
+    start: int
+    rows: int
+    cols: int
+    rank: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return self.rows * self.cols
+
+    @property
+    def longer(self) -> int:
+        """The longer side."""
+        return max(self.rows, self.cols)
+
+    def of(self, xp: Any, flat: Tensor) -> Tensor:
+        """Return the matrix, ``(rows, cols)``, within a flat tensor."""
+        return xp.reshape(flat[self.start : self.start + self.numel], (self.rows, self.cols))
+
+
+def parts(extents: Sequence[Extent], rank: int, max_rate: float) -> list[Part]:
+    """Return each tensor as a matrix ``(first, rest)``.
+
+    A matrix whose two factors together do not have fewer than ``max_rate`` of its elements is sent
+    as it is.
+    """
+    out, start = [], 0
+    for extent in extents:
+        shape = (extent,) if isinstance(extent, int) else extent
+        rows = shape[0] if len(shape) > 1 else 1
+        cols = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
+        size = min(rank, rows, cols)
+        pays = (rows + cols) * size < max_rate * rows * cols
+        out.append(Part(start, rows, cols, size if pays else 0))
+        start += rows * cols
+    return out
+
+
+def pieces(xp: Any, flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Return consecutive tensors of a flat one."""
+    out, start = [], 0
+    for shape in shapes:
+        count = math.prod(shape)
+        out.append(xp.reshape(flat[start : start + count], shape))
+        start += count
+    return out
+
+
+def flatten(xp: Any, tensors: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return float32 tensors as one flat one, on the device of ``like``."""
+    if not tensors:
+        return xp.zeros(0, "float32", like)
+    flat = [xp.reshape(t, (-1,)) for t in tensors]
+    return flat[0] if len(flat) == 1 else xp.concat(flat, axis=0)
+
+
+def onto_rows(xp: Any, matrix: Tensor, basis: Tensor) -> Tensor:
+    """Return ``basis @ matrix.T``: ``(m, n)`` and ``(r, n)`` to ``(r, m)``."""
+    return _bounded(xp, xp.transpose(xp.matmul(matrix, xp.transpose(xp.scaled(basis, _DOWN)))))
+
+
+def onto_columns(xp: Any, matrix: Tensor, basis: Tensor) -> Tensor:
+    """Return ``basis @ matrix``: ``(m, n)`` and ``(r, m)`` to ``(r, n)``."""
+    return _bounded(xp, xp.matmul(xp.scaled(basis, _DOWN), matrix))
+
+
+def product(xp: Any, left: Tensor, right: Tensor, out: Any = None) -> Tensor:
+    """Return ``left.T @ right``, ``(r, m)`` and ``(r, n)`` to ``(m, n)``, in ``out`` if given."""
+    rows = xp.transpose(left)  # (m, r)
+    (done,) = xp.map_rows(lambda _, chunk: (xp.matmul(chunk, right),), [rows], [out])
+    return done
+
+
+def subtract_product(xp: Any, matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Return ``matrix - left.T @ right``; the matrix may be overwritten."""
+    rows = xp.transpose(left)  # (m, r)
+
+    def one(_: int, chunk: Tensor, factor: Tensor) -> tuple[Tensor]:
+        return (xp.sub_(chunk, xp.matmul(factor, right)),)
+
+    (done,) = xp.map_rows(one, [matrix, rows], [matrix])
+    return done
+
+
+def orthonormal(xp: Any, rows: Tensor) -> Tensor:
+    """Return rows that span the same space, orthonormal, with zeros for those that add nothing.
+
+    Gram-Schmidt, each row twice. Nothing is added to keep a division finite, so small rows are as
+    good as large ones.
+
+    Args:
+        xp: An operations module.
+        rows: Shape ``(r, length)``, float32.
+    """
+    top = xp.view(xp.row_max(xp.magnitude(rows)), "float32")  # (r, 1)
+    top = xp.where(xp.equal(top, 0.0), 1.0, top)
+    rows = xp.div(rows, top)
+    done: list[Tensor] = []
+    for i in range(rows.shape[0]):
+        row = rows[i : i + 1]  # (1, length)
+        before = _norm(xp, row)
+        if done:
+            basis = done[0] if i == 1 else xp.concat(done, axis=0)
+            for _ in range(2):
+                row = xp.sub(row, xp.matmul(xp.matmul(row, xp.transpose(basis)), basis))
+        after = _norm(xp, row)
+        new = xp.less(xp.scaled(before, _DEPENDENT), after)
+        done.append(xp.where(new, xp.div(row, xp.where(new, after, 1.0)), 0.0))
+    return done[0] if len(done) == 1 else xp.concat(done, axis=0)
+
+
+def next_basis(xp: Any, rows: Tensor, length: Any, call: Call) -> Tensor:
+    """Return an orthonormal basis of what rows span, with new directions for rows that are zero.
+
+    A zero row would stay zero for ever: what it projects onto is zero, too. It becomes the
+    direction of one coordinate, another in every step.
+
+    Args:
+        xp: An operations module.
+        rows: Shape ``(r, padded length)``, float32.
+        length: Coordinates that count; a number, or an int64 scalar tensor.
+        call: The step.
+    """
+    rank, padded = rows.shape
+    limits = xp.add(xp.zeros(rank, "int64", rows), length)
+    place = xp.reshape(random.below(xp, call.key, limits), (rank, 1))
+    fresh = xp.cast(
+        xp.equal(xp.reshape(xp.arange(0, padded, "int64", rows), (1, padded)), place), "float32"
+    )  # (r, padded)
+    zero = xp.equal(xp.row_max(xp.magnitude(rows)), 0)  # (r, 1)
+    return orthonormal(xp, xp.where(zero, fresh, rows))
+
+
+def first_basis(xp: Any, part: Part, padded: int, call: Call, like: Tensor) -> Tensor:
+    """Return a random orthonormal basis, ``(rank, padded)``, zero from column ``cols`` on."""
+    count = part.rank * part.cols
+    drawn = random.centred(xp, call.key, part.start, xp.zeros(count, "float32", like))
+    rows = orthonormal(xp, xp.reshape(drawn, (part.rank, part.cols)))
+    return xp.pad_columns(rows, padded)
+
+
+def _norm(xp: Any, row: Tensor) -> Tensor:
+    return xp.cast(xp.row_norm(row), "float32")
+
+
+def _bounded(xp: Any, factor: Tensor) -> Tensor:
+    return xp.scale_(xp.clamp_(factor, -_MOST, _MOST), _UP)
