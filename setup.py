@@ -3,12 +3,16 @@
 Installing the package must never touch the torch, TensorFlow, Horovod or NumPy that
 are already there: it requires none of them. Horovod itself has to be built for the
 frameworks at hand (``docker/install_horovod.sh``), which no package index can do.
+
+With a C compiler the compiled kernels are built, without Python's or a framework's
+headers; without one the package is complete all the same, and slower on CPUs.
 """
 
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 HERE = Path(__file__).resolve().parent
 README = HERE / "README.md"
@@ -21,6 +25,42 @@ def read_version() -> str:
     if match is None:
         raise RuntimeError('horovod_gradcomp/_version.py has no line __version__ = "..."')
     return match.group(1)
+
+
+NATIVE = Path("horovod_gradcomp", "native")
+KERNELS = Extension(
+    "horovod_gradcomp.native._kernels",
+    sources=sorted(path.relative_to(HERE).as_posix() for path in (HERE / NATIVE).glob("*.c")),
+    depends=sorted(path.relative_to(HERE).as_posix() for path in (HERE / NATIVE).glob("*.h")),
+    extra_compile_args=[
+        "-std=c11",
+        "-O3",
+        # The bits of the tensor operations: no multiply-and-add in one rounding.
+        "-ffp-contract=off",
+        "-fno-fast-math",
+        # Neither changes a value; loops over comparisons and roots need them.
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fvisibility=hidden",
+    ],
+    libraries=["m"],
+    optional=True,
+)
+
+
+class BuildKernels(build_ext):
+    """Say what it means when there is no compiler."""
+
+    def build_extension(self, ext):
+        """Build the kernels."""
+        try:
+            super().build_extension(ext)
+        except Exception:
+            self.warn(
+                "the compiled kernels cannot be built: tensor operations, which give the same "
+                "bits and take longer on CPUs, will be used instead"
+            )
+            raise
 
 
 setup(
@@ -46,6 +86,8 @@ setup(
     ],
     packages=find_packages(include=["horovod_gradcomp", "horovod_gradcomp.*"]),
     package_data={"horovod_gradcomp": ["py.typed"]},
+    ext_modules=[KERNELS],
+    cmdclass={"build_ext": BuildKernels},
     zip_safe=False,
     python_requires=">=3.9",
     install_requires=[],

@@ -321,7 +321,7 @@ def frameworks_agree(cases: Iterable[Case], *, scales: Iterable[float] = (1 / 3,
             nearly_agree(first, case, tiny)
             continue
         mine, theirs = (c.fw.array(c.once.payload) for c in (first, case))
-        same_bits(mine, theirs, f"payloads of {first.fw.name} and {case.fw.name}")
+        same_bits(mine, theirs, f"payloads of {first.fw.path} and {case.fw.path}")
         pairs = {"decoded": (first.sent, case.sent), "error": (first.left, case.left)}
         for scale in scales:
             pairs[f"decoded with scale {scale}"] = tuple(

@@ -13,9 +13,9 @@ import pytest
 from tests import frameworks
 
 
-@pytest.fixture(params=frameworks.NAMES)
+@pytest.fixture(params=frameworks.PATHS)
 def fw(request):
-    """Each framework in turn."""
+    """Each framework in turn, torch with and without compiled kernels."""
     return frameworks.load(request.param)
 
 

@@ -1,6 +1,7 @@
 """Both frameworks behind one small face, so that a test is written once.
 
-A framework that is missing makes its tests fail; nothing is skipped.
+torch comes twice: as users have it, with the compiled kernels, and with tensor operations alone.
+A framework or a library that is missing makes its tests fail; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -8,11 +9,21 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 NAMES = ("torch", "tensorflow")
+"""Of the front ends."""
+
+PATHS = ("torch", "torch_plain", "tensorflow")
+"""Of the ways through a codec."""
+
+
+def without_kernels(xp: Any, **replaced: Any) -> Any:
+    """Return operations without compiled kernels, some of them others."""
+    return SimpleNamespace(**{**vars(xp), "kernels": lambda *tensors: None, **replaced})
 
 
 class Framework:
@@ -20,11 +31,13 @@ class Framework:
 
     Attributes:
         name: "torch" or "tensorflow".
+        path: One of :data:`PATHS`.
         xp: The operations module under test.
         tiny: What may be lost of a value: the framework may flush subnormals to zero.
     """
 
     name: str
+    path: str
     tiny: float
 
     def __init__(self) -> None:
@@ -56,7 +69,7 @@ class Framework:
 
 
 class Torch(Framework):
-    name, tiny = "torch", 2.0**-149
+    name, path, tiny = "torch", "torch", 2.0**-149
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,8 +98,16 @@ class Torch(Framework):
         return [*super().draw(), float(self.framework.rand(()))]
 
 
+class PlainTorch(Torch):
+    path = "torch_plain"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.xp = without_kernels(self.xp)
+
+
 class TensorFlow(Framework):
-    name, tiny = "tensorflow", 2.0**-126
+    name, path, tiny = "tensorflow", "tensorflow", 2.0**-126
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,6 +136,6 @@ class TensorFlow(Framework):
 
 
 @functools.cache
-def load(name: str) -> Framework:
-    """Return a framework by name."""
-    return {"torch": Torch, "tensorflow": TensorFlow}[name]()
+def load(path: str) -> Framework:
+    """Return a framework by one of :data:`PATHS`."""
+    return next(cls for cls in (Torch, PlainTorch, TensorFlow) if cls.path == path)()

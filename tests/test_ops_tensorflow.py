@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import torch
 
-from horovod_gradcomp.core import random
+from horovod_gradcomp.core import random, select
 from horovod_gradcomp.core.payload import Layout, Section
 from horovod_gradcomp.ops import Ops
 from horovod_gradcomp.ops import tensorflow as tf_ops
@@ -53,6 +53,12 @@ def mapped(xp, rows):
     return xp.map_rows(
         lambda first, chunk: (xp.row_max(chunk), xp.sub(chunk, chunk)), [rows], [None, None]
     )
+
+
+def selected(xp, x):
+    """Select with compiled kernels where they are, else with tensor operations."""
+    assert xp.kernels(x) is None or xp is torch_ops
+    return select.largest(xp, x, 99, sampled=False)
 
 
 def flat(xp, rows):
@@ -247,6 +253,7 @@ CASES = {
         (lambda xp, a, n: xp.repeat(a, n, 3), [LONGS[:2], np.int64([3, 0])]),
     ],
     "repeat_each": [(lambda xp, a: xp.repeat_each(a, 3), [X])],
+    "kernels": [(selected, [X])],
     "map_rows": [(lambda xp, a: xp.concat(mapped(xp, a), axis=1), [ROWS])],
     "join_flat": [(flat, [ROWS])],
     "new_payload": [(sealed, PARTS)],

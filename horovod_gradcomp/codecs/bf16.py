@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.codec import Bias, Call, Tensor
+from ..core.kernel import Kernel
 from ..core.points import PointCodec
 
 _INFINITY = 0x7F80
@@ -55,6 +56,10 @@ class BF16(PointCodec):
     @property
     def default_memory(self) -> str:
         return "none"
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel("bf16", 16)
 
     def to_codes(self, xp: Any, x: Tensor, call: Call, start: int) -> Tensor:
         bits = xp.view(x, "int32")

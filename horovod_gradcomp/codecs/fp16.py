@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.codec import Bias, Call, Codec, Combine, Encoded, Extent, Tensor, numels
+from ..core.kernel import Kernel
 
 _LARGEST = 65504.0
 
@@ -62,6 +63,12 @@ class FP16(Codec):
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         up = _headroom(call.size)
+        kernels = xp.kernels(x)
+        if kernels:
+            payload = xp.empty(xp.numel(x), x, "float16")
+            rows, codes = (xp.reshape(flat, (-1, 1)) for flat in (x, payload))
+            kernels.encode(_kernel(up), rows, None, codes, 0, call.key, want_error=want_error)
+            return Encoded(payload, x if want_error else None)
 
         def one(_: int, chunk: Tensor) -> tuple[Tensor, ...]:
             clipped = xp.clamp_(xp.copy(chunk), -_LARGEST, _LARGEST)
@@ -77,7 +84,17 @@ class FP16(Codec):
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         (payload,) = payloads
+        kernels = xp.kernels(payload)
+        if kernels:
+            out = xp.empty(numel, payload)
+            rows, codes = (xp.reshape(flat, (-1, 1)) for flat in (out, payload))
+            kernels.decode(_kernel(), [], [codes], rows, _headroom(call.size) * scale)
+            return out
         return xp.scale_(xp.cast(payload, "float32"), _headroom(call.size) * scale)
+
+
+def _kernel(up: float = 1.0) -> Kernel:
+    return Kernel("fp16", 16, 0, (_LARGEST, 1.0 / up, up))
 
 
 def _headroom(size: int) -> float:

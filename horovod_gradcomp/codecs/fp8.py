@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..core.blocks import BlockCodec
 from ..core.codec import Bias, Call, Tensor, check_choice, check_count
+from ..core.kernel import Kernel
 
 _MANTISSA = 23
 _BIAS = 127  # of float32's exponent
@@ -101,6 +102,10 @@ class FP8(BlockCodec):
     @property
     def block_size(self) -> int:
         return self.block
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel("fp8", 8, self.headers, _FORMATS[self.format])
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         # Exponents stay in place within float32's bits. Between two powers of two values of the

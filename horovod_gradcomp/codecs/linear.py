@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from ..core import random
 from ..core.blocks import BlockCodec
 from ..core.codec import Bias, Call, Tensor, check_choice, check_count
+from ..core.kernel import Kernel
 
 # A range beyond half of float32's would overflow as a difference.
 _LARGEST = 1.7e38
@@ -83,6 +84,15 @@ class Linear(BlockCodec):
     @property
     def block_size(self) -> int:
         return self.block
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(
+            "linear" if self.rounding == "nearest" else "linear_random",
+            self.bits,
+            self.headers,
+            (2**self.bits - 1, 1.0 / (2**self.bits - 1), _LARGEST, _SMALLEST_STEP),
+        )
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         levels = 2**self.bits - 1

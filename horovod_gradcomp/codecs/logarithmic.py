@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import struct
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any, ClassVar, Union
 
 from ..core.blocks import SMALLEST, BlockCodec
 from ..core.codec import Bias, Call, Tensor, check_choice, check_count, check_range
+from ..core.kernel import Kernel
 
 _AUTO = 32.0  # least squared error of Student's t with 3 degrees of freedom, for every width
 _LARGEST = {True: 1e38, False: 3.4e38}  # by whether the rule is plain; decoded, it may grow by 1e-5
@@ -101,6 +105,11 @@ class Logarithmic(BlockCodec):
     def _units(self) -> float | None:
         return _AUTO if isinstance(self.range, str) else self.range
 
+    @property
+    def kernel(self) -> Kernel | None:
+        # The plain rule has other levels in every block, and so no table.
+        return None if self._units is None else _kernel(self.bits, self._units)
+
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         units = self._units
         sizes = xp.clamp_(xp.view(xp.magnitude(rows), "float32"), 0.0, _LARGEST[units is None])
@@ -131,3 +140,49 @@ class Logarithmic(BlockCodec):
             size = xp.mul_(size, headers)
         sign = xp.bit_and_(xp.shift_left_(codes, 32 - self.bits), -(2**31))
         return xp.view(xp.bit_xor_(sign, xp.view(size, "int32")), "float32")
+
+
+@functools.lru_cache(maxsize=16)
+def _kernel(bits: int, units: float) -> Kernel:
+    """Return the kernel with its tables: a size is looked up by the leading bits of 1 + size.
+
+    Bins are narrower than levels are apart, so that in each at most one level begins.
+    """
+    top = (1 << (bits - 1)) - 1
+    step = math.log1p(units) / top
+    fine = max(0, math.ceil(-math.log2(math.expm1(step)))) + 1  # bits of the mantissa
+    begins = [_begin(level, step) for level in range(1, top + 1)]
+    low, levels, limits = 0.0, [], []
+    while low <= units * 1.001:  # the largest may be more than so many units by rounding
+        level = bisect_right(begins, low)
+        levels.append(float(level))
+        limits.append(begins[level] if level < top else math.inf)
+        low += math.ldexp(1.0, math.frexp(1.0 + low)[1] - 1 - fine)
+    sizes = [math.expm1(_single(level * _single(step))) for level in range(top + 1)]
+    numbers = (1.0 / units, SMALLEST, _LARGEST[False], fine, len(levels))
+    return Kernel("logarithmic", bits, 1, numbers, [*sizes, *levels, *limits])
+
+
+def _begin(level: int, step: float) -> float:
+    """Return the least float32 that is quantised to a level, by the very roundings of the rule."""
+    half = math.log1p(math.expm1(step) / 2)
+    factor, shift = _single(1.0 / step), _single(1.0 - half / step)
+    exact = math.expm1((level - 1) * step + half)
+    low, high = (_bits(exact * share) for share in (0.999, 1.001))
+    while low < high:
+        middle = (low + high) // 2
+        (size,) = struct.unpack("f", struct.pack("i", middle))
+        if _single(_single(_single(math.log1p(size)) * factor) + shift) >= level:
+            high = middle
+        else:
+            low = middle + 1
+    (size,) = struct.unpack("f", struct.pack("i", low))
+    return float(size)
+
+
+def _single(x: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", x))[0])
+
+
+def _bits(x: float) -> int:
+    return int(struct.unpack("i", struct.pack("f", x))[0])

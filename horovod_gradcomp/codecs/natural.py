@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ..core import random
 from ..core.codec import Bias, Call, Tensor
+from ..core.kernel import Kernel
 from ..core.points import PointCodec
 
 _MANTISSA = 23
@@ -62,6 +63,10 @@ class Natural(PointCodec):
     @property
     def bias(self) -> Bias:
         return Bias.UNBIASED
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel("natural", 8)
 
     def to_codes(self, xp: Any, x: Tensor, call: Call, start: int) -> Tensor:
         drawn = random.words(xp, call.key, start, xp.numel(x), x)

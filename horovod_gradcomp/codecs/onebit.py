@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from ..core.blocks import SMALLEST, BlockCodec
 from ..core.codec import Bias, Call, Tensor, check_count
+from ..core.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class OneBit(BlockCodec):
     @property
     def block_size(self) -> int:
         return self.block
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel("onebit", 1, self.headers, (SMALLEST,))
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         # The sum is never -0, nor a subnormal.

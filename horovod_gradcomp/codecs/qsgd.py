@@ -8,6 +8,7 @@ from typing import Any
 from ..core import random
 from ..core.blocks import SMALLEST, BlockCodec, largest
 from ..core.codec import Bias, Call, Tensor, check_choice, check_count
+from ..core.kernel import Kernel
 
 _LARGEST = 3.4028234663852886e38
 
@@ -85,6 +86,12 @@ class QSGD(BlockCodec):
     @property
     def _levels(self) -> float:
         return float(2 ** (self.bits - 1) - 1)
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(
+            f"qsgd_{self.norm}", self.bits, self.headers, (self._levels, SMALLEST, _LARGEST)
+        )
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         levels = self._levels

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.blocks import SMALLEST, BlockCodec
 from ..core.codec import Bias, Call, Tensor, check_choice, check_count
+from ..core.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,10 @@ class Sign(BlockCodec):
     @property
     def block_size(self) -> int:
         return self.block
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(f"sign_{self.scale}", 1, self.headers, (SMALLEST,))
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         width = rows.shape[1]

@@ -9,6 +9,7 @@ from typing import Any, Optional
 from ..core import random
 from ..core.blocks import SMALLEST, BlockCodec, largest
 from ..core.codec import Bias, Call, Tensor, check_count, check_range
+from ..core.kernel import Kernel
 
 _LARGEST = 3.4028234663852886e38
 
@@ -85,6 +86,12 @@ class TernGrad(BlockCodec):
     @property
     def block_size(self) -> int:
         return self.block
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(
+            "terngrad", 2, self.headers, (1.0, SMALLEST, _LARGEST, self.clip_sigma or 0.0)
+        )
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         s = largest(xp, rows)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from . import bits as packing
 from .codec import Call, Codec, Combine, Encoded, Extent, Tensor, is_one, numels
+from .kernel import Kernel, own_kernel
 from .payload import Layout, Section
 
 SMALLEST = 2.0**-80
@@ -49,6 +50,15 @@ class BlockCodec(Codec):
     def block_size(self) -> int:
         """Elements a block, a multiple of 8."""
 
+    @property
+    def kernel(self) -> Kernel | None:
+        """The compiled kernel that gives the same bits as this class's two functions, if any."""
+        return None
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        own_kernel(cls, "quantize", "dequantize")
+
     @abstractmethod
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         """Quantise rows.
@@ -78,6 +88,20 @@ class BlockCodec(Codec):
         parts = self._parts(call.sizes(xp.numel(x)))
         layout = self._layout(parts)
         payload, (head, codes) = layout.new(xp, x)
+        kernel = self.kernel
+        kernels = xp.kernels(x) if kernel else None
+        if kernels:
+            for part in parts:
+                kernels.encode(
+                    kernel,
+                    part.rows_of(xp, x),
+                    part.head_of(head),
+                    part.codes_of(xp, codes),
+                    part.start,
+                    call.key,
+                    want_error=want_error,
+                )
+            return Encoded(layout.seal(xp, payload, [head, codes]), x if want_error else None)
         heads: list[Tensor] = []
         packs: list[Tensor] = []
         errors: list[Tensor] = []
@@ -111,8 +135,16 @@ class BlockCodec(Codec):
         layout = self._layout(parts)
         opened = [layout.open(xp, payload) for payload in payloads]
         out = xp.empty(numel, payloads[0])
+        kernel = self.kernel
+        kernels = xp.kernels(*payloads) if kernel else None
         pieces = []
         for part in parts:
+            heads = [part.head_of(head) for head, _ in opened]
+            packs = [part.codes_of(xp, codes) for _, codes in opened]
+            if kernels:
+                factor = None if is_one(scale) else scale
+                kernels.decode(kernel, heads, packs, part.rows_of(xp, out), factor)
+                continue
 
             def one(_: int, *chunks: Tensor, width: int = part.width) -> tuple[Tensor]:
                 total = None
@@ -122,11 +154,9 @@ class BlockCodec(Codec):
                     total = value if total is None else xp.add_(total, value)
                 return (total if is_one(scale) else xp.scale_(total, scale),)
 
-            inputs = []
-            for head, codes in opened:
-                inputs += [part.head_of(head), part.codes_of(xp, codes)]
+            inputs = [tensor for pair in zip(heads, packs) for tensor in pair]
             pieces += xp.map_rows(one, inputs, [part.rows_of(xp, out)])
-        return xp.join_flat(out, pieces)
+        return out if kernels else xp.join_flat(out, pieces)
 
     def _layout(self, parts: Sequence[_Part]) -> Layout:
         rows = sum(part.rows for part in parts)

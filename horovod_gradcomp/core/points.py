@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .codec import Call, Codec, Combine, Encoded, Extent, Tensor, is_one, numels
+from .kernel import Kernel, own_kernel
 from .payload import Layout, Section
 
 
@@ -32,6 +33,15 @@ class PointCodec(Codec):
     combine: ClassVar[Combine] = Combine.GATHER
     code_dtype: ClassVar[str]
     """Dtype of a code, "uint8" or "int16"."""
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """The compiled kernel that gives the same bits as this class's two functions, if any."""
+        return None
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        own_kernel(cls, "to_codes", "from_codes")
 
     @abstractmethod
     def to_codes(self, xp: Any, x: Tensor, call: Call, start: int) -> Tensor:
@@ -54,6 +64,11 @@ class PointCodec(Codec):
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         layout = self._layout(xp.numel(x))
         payload, (view,) = layout.new(xp, x)
+        kernels = xp.kernels(x) if self.kernel else None
+        if kernels:
+            rows, codes = xp.reshape(x, (-1, 1)), xp.reshape(view, (-1, 1))
+            kernels.encode(self.kernel, rows, None, codes, 0, call.key, want_error=want_error)
+            return Encoded(layout.seal(xp, payload, [view]), x if want_error else None)
 
         def one(start: int, chunk: Tensor) -> tuple[Tensor, ...]:
             codes = self.to_codes(xp, chunk, call, start)
@@ -80,6 +95,12 @@ class PointCodec(Codec):
             return (total if is_one(scale) else xp.scale_(total, scale),)
 
         opened = [xp.reshape(layout.open(xp, p)[0], (-1,)) for p in payloads]
+        kernels = xp.kernels(*payloads) if self.kernel else None
+        if kernels:
+            codes = [xp.reshape(part, (-1, 1)) for part in opened]
+            factor = None if is_one(scale) else scale
+            kernels.decode(self.kernel, [], codes, xp.reshape(out, (-1, 1)), factor)
+            return out
         return xp.join_flat(out, xp.map_rows(one, opened, [out]))
 
     def _layout(self, numel: int) -> Layout:

@@ -30,8 +30,8 @@ class Ops(Protocol):
     def zeros_like(self, x: Tensor) -> Tensor:
         """Return zeros of the shape and dtype of ``x``."""
 
-    def empty(self, count: int, like: Tensor) -> Tensor:
-        """Return a flat float32 tensor to be filled."""
+    def empty(self, count: int, like: Tensor, dtype: str = "float32") -> Tensor:
+        """Return a flat tensor to be filled."""
 
     def as_int32(self, word: Any, like: Tensor) -> Tensor:
         """Return a number in ``[0, 2**32)``, or an int64 scalar tensor, as an int32 scalar."""
@@ -249,6 +249,12 @@ class Ops(Protocol):
         """Return each element of a flat tensor ``times`` times in a row."""
 
     # Blocks and payloads ----------------------------------------------------------------------
+    def kernels(self, *tensors: Tensor) -> Any | None:
+        """Return the compiled kernels (:class:`horovod_gradcomp.native.Kernels`), or None.
+
+        Only where they are there, and may read and write the storage of all these tensors.
+        """
+
     def map_rows(
         self,
         fn: Callable[..., tuple[Tensor, ...]],

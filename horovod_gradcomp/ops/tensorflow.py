@@ -51,8 +51,8 @@ def zeros_like(x: Tensor) -> Tensor:
     return tf.zeros_like(x)
 
 
-def empty(count: int, like: Tensor) -> Tensor:
-    return tf.zeros([count], tf.float32)  # unused in a graph, where it costs nothing
+def empty(count: int, like: Tensor, dtype: str = "float32") -> Tensor:
+    return tf.zeros([count], DTYPES[dtype])  # unused in a graph, where it costs nothing
 
 
 def as_int32(word: Any, like: Tensor) -> Tensor:
@@ -355,6 +355,10 @@ def repeat(x: Tensor, counts: Tensor, total: int) -> Tensor:
 
 def repeat_each(x: Tensor, times: int) -> Tensor:
     return tf.reshape(tf.tile(x[:, tf.newaxis], [1, times]), [-1])
+
+
+def kernels(*tensors: Tensor) -> Any | None:
+    return None
 
 
 def map_rows(

@@ -1,7 +1,8 @@
 """The operations of :class:`horovod_gradcomp.ops.Ops` on PyTorch tensors.
 
 On a CPU whole-tensor passes are bound by memory, so :func:`map_rows` and :func:`positions_above`
-work in chunks that stay in the cache. On a GPU a chunk is everything: few large kernels.
+work in chunks that stay in the cache; :func:`kernels` need one pass. On a GPU a chunk is
+everything: few large kernels.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any, Callable
 
 import torch
 
+from .. import native
 from ..core.payload import FLAG_BYTES
+from ..native import pages
 
 Tensor = torch.Tensor
 DTYPES = {
@@ -42,15 +45,15 @@ def arange(start: int, count: int, dtype: str, like: Tensor) -> Tensor:
 
 
 def zeros(count: int, dtype: str, like: Tensor) -> Tensor:
-    return torch.zeros(count, dtype=DTYPES[dtype], device=like.device)
+    return _fresh(count, DTYPES[dtype], like).zero_()
 
 
 def zeros_like(x: Tensor) -> Tensor:
     return torch.zeros_like(x)
 
 
-def empty(count: int, like: Tensor) -> Tensor:
-    return torch.empty(count, dtype=torch.float32, device=like.device)
+def empty(count: int, like: Tensor, dtype: str = "float32") -> Tensor:
+    return _fresh(count, DTYPES[dtype], like)
 
 
 def as_int32(word: Any, like: Tensor) -> Tensor:
@@ -73,7 +76,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def copy(x: Tensor) -> Tensor:
-    return x.clone()
+    return _fresh(x.shape, x.dtype, x).copy_(x)
 
 
 def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
@@ -96,7 +99,7 @@ def add_(a: Tensor, b: Tensor | float) -> Tensor:
 
 def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
     if out is None:
-        out = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+        out = _fresh(a.shape, torch.float32, a)
     if a.dtype == torch.float64:
         a = a.float()
     if factor == 1:
@@ -107,7 +110,7 @@ def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
 
 def to_float32(a: Tensor, out: Any) -> Tensor:
     if out is None:
-        out = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+        out = _fresh(a.shape, torch.float32, a)
     copied: Tensor = out.copy_(a)
     return copied
 
@@ -364,6 +367,15 @@ def repeat_each(x: Tensor, times: int) -> Tensor:
     return x.repeat_interleave(times)
 
 
+def kernels(*tensors: Tensor) -> Any | None:
+    # A subclass may have no storage, as while a graph is traced.
+    for x in tensors:
+        plain = type(x) is Tensor or type(x) is torch.nn.Parameter
+        if not plain or x.device.type != "cpu" or not x.is_contiguous():
+            return None
+    return native.Kernels(torch.get_num_threads()) if native.available() else None
+
+
 def map_rows(
     fn: Callable[..., tuple[Tensor, ...]],
     inputs: Sequence[Tensor],
@@ -395,7 +407,7 @@ def join_flat(whole: Tensor, pieces: Sequence[Tensor]) -> Tensor:
 
 
 def new_payload(layout: Any, like: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
-    payload = torch.empty(layout.total, dtype=torch.uint8, device=like.device)
+    payload = _fresh(layout.total, torch.uint8, like)
     payload[layout.nbytes - 4 if layout.nbytes else 0 :].zero_()  # padding and flag
     return payload, layout.open(sys.modules[__name__], payload)
 
@@ -432,6 +444,14 @@ def poison_(payload: Tensor, flag: Tensor) -> Tensor:
     if payload.numel():
         payload[:1].add_(flag)
     return payload
+
+
+def _fresh(shape: int | torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
+    """Return storage to fill; on a CPU with huge pages, whose faults cost half as much."""
+    x = torch.empty(shape, dtype=dtype, device=like.device)
+    if type(x) is Tensor and x.device.type == "cpu":
+        pages.advise(x.data_ptr(), x.numel() * x.element_size())
+    return x
 
 
 def _rounded(factor: float) -> float:

@@ -1,0 +1,77 @@
+/* The functions that are called from outside, on the best level that the processor has. */
+#include "kernels.h"
+
+#include <string.h>
+
+#if GRADCOMP_X86
+#include <cpuid.h>
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* Levels, the best one first. */
+static const level *const LEVELS[] = {
+#if GRADCOMP_X86
+    &gradcomp_avx512,
+    &gradcomp_avx2,
+#endif
+    &gradcomp_base,
+};
+#define COUNT ((int)(sizeof LEVELS / sizeof *LEVELS))
+
+static const level *active = &gradcomp_base;
+
+static int runs_here(const level *candidate) {
+#if GRADCOMP_X86
+    unsigned a, b, c, d;
+    __builtin_cpu_init();
+    if (candidate == &gradcomp_base) return 1;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C)) return 0;
+    if (!__builtin_cpu_supports("avx2")) return 0;
+    return candidate == &gradcomp_avx2 ||
+           (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+#else
+    return candidate == &gradcomp_base;
+#endif
+}
+
+/* Use a level by name, or the best one for an empty name; returns the name in use, else NULL. */
+EXPORT const char *gradcomp_use(const char *name) {
+    for (int i = 0; i < COUNT; i++)
+        if (runs_here(LEVELS[i]) && (!*name || !strcmp(name, LEVELS[i]->name)))
+            return (active = LEVELS[i])->name;
+    return NULL;
+}
+
+/* Index of a kernel, or -1. */
+EXPORT int gradcomp_find(const char *name) {
+    for (int i = 0; gradcomp_base.kernels[i].name; i++)
+        if (!strcmp(name, gradcomp_base.kernels[i].name)) return i;
+    return -1;
+}
+
+/* Sizes of the structures, so that a caller with others notices. */
+EXPORT int gradcomp_sizes(void) { return (int)(1000 * sizeof(encode_job) + sizeof(decode_job)); }
+
+EXPORT int gradcomp_encode(int index, const encode_job *job, int64_t first, int64_t last) {
+    return active->kernels[index].encode(job, first, last);
+}
+
+EXPORT int gradcomp_decode(int index, const decode_job *job, int64_t first, int64_t last) {
+    return active->kernels[index].decode(job, first, last);
+}
+
+EXPORT int64_t gradcomp_above(const float *x, int64_t count, int32_t limit, int64_t *out,
+                              int64_t room) {
+    return active->above(x, count, limit, out, room);
+}
+
+EXPORT int32_t gradcomp_kth(const float *x, int64_t count, int64_t k) {
+    int64_t greater;
+    return active->kth(x, count, k, &greater);
+}
+
+EXPORT void gradcomp_largest(const float *x, int64_t count, int64_t k, int64_t *out) {
+    active->largest(x, count, k, out);
+}
