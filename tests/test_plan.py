@@ -3,8 +3,8 @@
 import pytest
 
 from horovod_gradcomp.core.plan import buckets
-from horovod_gradcomp.core.policy import compresses
-from horovod_gradcomp.core.settings import Options
+from horovod_gradcomp.core.policy import choose
+from horovod_gradcomp.core.settings import make
 
 ENTRIES = [("a", (10, 10)), ("b", (50,)), ("c", ()), ("d", (3, 4, 5)), ("e", (1000,))]
 
@@ -58,4 +58,37 @@ def test_no_parameters():
     ],
 )
 def test_policy(options, shape, expected):
-    assert compresses(Options(**options), shape) is expected
+    settings = make("topk", options)
+    assert choose(settings, "w", shape) is (settings if expected else None)
+
+
+def test_rules_decide_by_name():
+    rules = [
+        ("embed.*", None),
+        (r"fc\d\.weight", "acp:rank=2"),
+        (".*bias", "fp16"),
+        ("h.*", "qsgd"),
+    ]
+    settings = make("topk", {"rules": rules, "min_numel": 100, "seed": 5})
+    big, small = (64, 64), (3,)
+    assert choose(settings, "embed.weight", big) is None
+    assert choose(settings, "my.embed.weight", big) is settings
+    fc = choose(settings, "fc1.weight", big)
+    assert fc.codec.describe().startswith("acp:rank=2")
+    assert fc.options.seed == 5
+    assert choose(settings, "fc1.weight", big) is fc
+    assert choose(settings, "fc12.weight", big) is settings
+    assert choose(settings, "fc1.bias", small).codec.describe() == "fp16"  # whatever its size
+    assert choose(settings, "fc1.bias", (0, 4)) is None
+    assert choose(settings, "norm.weight", small) is None
+    assert choose(settings, "head", big).memory.slots == ()
+    first = make("topk", {"rules": [("a.*", "fp16"), ("a", None)]})
+    assert choose(first, "a", big).codec.describe() == "fp16"
+
+
+def test_rules_have_the_memory_of_their_codec():
+    settings = make("topk", {"memory": "ef21", "rules": [("a", "qsgd"), ("b", "linear")]})
+    assert choose(settings, "a", (64, 64)).memory.slots == ()
+    assert choose(settings, "b", (64, 64)).memory.slots == ("residual",)
+    assert choose(settings, "c", (64, 64)).memory.slots == ("own", "mean")
+    assert "rules" in settings.describe()

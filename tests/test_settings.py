@@ -73,6 +73,7 @@ BAD_OPTIONS = {
     "bucket_bytes": [0, 3, -5, 1e6, None, True],
     "start_after": [-1, 0.5, "8", None, True],
     "start_with": ["fp17", "", 3, None, "topk:ratio=2"],
+    "rules": ["a", 3, [("a",)], [("(", None)], [(1, None)], [("a", 3)], [("a", "topq")]],
 }
 
 

@@ -31,6 +31,10 @@ class Options:
             every step pays again for fresh pages.
         start_after: Steps that ``start_with`` is used for, before the codec itself.
         start_with: String form of the codec to start with.
+        rules: Pairs of a regular expression for whole parameter names and a string form, or None
+            for uncompressed: ``[("embed.*", None), ("fc.*", "powersgd:rank=8")]``. The first that
+            matches a name decides, whatever the parameter's size; what none matches is compressed
+            as all else says.
     """
 
     memory: str | Memory | None = None
@@ -40,12 +44,14 @@ class Options:
     bucket_bytes: int = 25 * 2**20
     start_after: int = 0
     start_with: str = "none"
+    rules: tuple[tuple[str, str | None], ...] = ()
 
     def __post_init__(self) -> None:
         check_count("compressor", "min_numel", self.min_numel, minimum=0)
         check_count("compressor", "bucket_bytes", self.bucket_bytes, minimum=4)
         check_count("compressor", "start_after", self.start_after, minimum=0)
         parse_codec(self.start_with)
+        object.__setattr__(self, "rules", _checked_rules(self.rules))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise SettingsError(explain(got=f"seed={self.seed!r}", expected="a whole number"))
         if not isinstance(self.skip_1d, bool):
@@ -64,6 +70,9 @@ class Settings:
     phases: tuple[Phase, ...]
     """All codecs, in the order of their first steps; the first begins at step 0."""
 
+    exceptions: tuple[tuple[str, Settings | None], ...] = ()
+    """The rules of the options, with checked settings."""
+
     @property
     def identity(self) -> bool:
         """Whether nothing is ever changed."""
@@ -78,6 +87,13 @@ class Settings:
     def codec_at(self, step: int) -> Codec:
         """Return the codec of a step."""
         return at(self.phases, step)
+
+    def of(self, name: str) -> Settings | None:
+        """Return the settings of a parameter by its name; None where it is sent uncompressed."""
+        for pattern, settings in self.exceptions:
+            if re.fullmatch(pattern, name):
+                return settings
+        return self
 
     def describe(self) -> str:
         """Return one line that names every setting, equal on ranks that are set alike."""
@@ -122,7 +138,43 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
         if not each.identity or len(phases) == 1:  # in between, nothing is left to remember
             memory.check(each)
         fitted.append(Phase(first, each))
-    return Settings(fitted[-1].codec, memory, options, tuple(fitted))
+    bare = dataclasses.replace(options, rules=())
+    exceptions = []
+    for pattern, text in options.rules:
+        try:
+            exceptions.append((pattern, None if text is None else _exception(text, bare)))
+        except SettingsError as error:
+            raise SettingsError(f"rules, {pattern!r}: {error}") from None
+    return Settings(fitted[-1].codec, memory, options, tuple(fitted), tuple(exceptions))
+
+
+def _exception(text: str, options: Options) -> Settings:
+    """Return the settings of a rule: its own codec and memory, all else as it is elsewhere."""
+    name, settings = split(text)
+    given = {f.name: getattr(options, f.name) for f in dataclasses.fields(options)}
+    if given["memory"] is not None and "memory" not in settings:
+        del given["memory"]  # it suits the other codec
+    return make(name, {**given, **settings})
+
+
+def _checked_rules(rules: Any) -> tuple[tuple[str, str | None], ...]:
+    expected = "pairs of a regular expression and a string form or None"
+    out = []
+    if isinstance(rules, (str, bytes)) or not isinstance(rules, Sequence):
+        raise SettingsError(explain(got=f"rules={rules!r}", expected=expected))
+    for rule in rules:
+        pair = tuple(rule) if isinstance(rule, (list, tuple)) else ()
+        texts = (
+            len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], (str, type(None)))
+        )
+        try:
+            if not texts:
+                raise ValueError
+            re.compile(pair[0])
+        except (ValueError, re.error):
+            raise SettingsError(explain(got=f"rules={rules!r}", expected=expected)) from None
+        out.append(pair)
+    return tuple(out)
 
 
 def _phases(name: str, cls: type[Any], settings: Mapping[str, Any]) -> list[Phase]:

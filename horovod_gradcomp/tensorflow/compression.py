@@ -69,7 +69,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     do="make compressors with Compression.topk(...), Compression.from_string(...)",
                 )
             )
-        if len(settings.phases) > 1:
+        parts = [settings, *(own for _, own in settings.exceptions if own is not None)]
+        if any(len(part.phases) > 1 for part in parts):
             raise SettingsError(
                 explain(
                     got="a ramp or start_after=",
@@ -108,7 +109,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         if not isinstance(variable, tf.Variable):
             return self._dense(tensor)
         label = self._label(variable)
-        if self._settings.identity or not self._compresses(variable):
+        if self._chosen(variable) is None:
             numel = int(variable.shape.num_elements() or 0)
             carried = _carriable(tensor.dtype)
             step.record.bypassed[label] = numel, numel * carried.size
@@ -171,8 +172,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             if not isinstance(variable, tf.Variable):
                 raise refusals.unbuilt(variable)
         self._register(found)
-        if not self._settings.identity:
-            for variable in filter(self._compresses, found):
+        for variable in found:
+            if self._chosen(variable) is not None:
                 self._unit(variable)
         return self
 
@@ -187,10 +188,12 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
     def _unit(self, variable: Any) -> Unit:
         name = self._book.names[id(variable)][1]
+        settings = self._chosen(variable)
+        assert settings is not None
         if name not in self._units:
             # Tracked where it is made, so that a restore that waits for it can take place there.
             def make() -> None:
-                self._units[name] = Unit(name, variable, self._settings)
+                self._units[name] = Unit(name, variable, settings)
 
             outside(make)
         return self._units[name]
@@ -199,11 +202,11 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         ordinal = self._book.names[id(variable)][1].split(".")[0]
         return f"{ordinal}.{variable.name.split(':')[0]}"
 
-    def _compresses(self, variable: Any) -> bool:
+    def _chosen(self, variable: Any) -> Settings | None:
         shape = variable.shape
-        return shape.is_fully_defined() and policy.compresses(
-            self._settings.options, tuple(shape.as_list())
-        )
+        if not shape.is_fully_defined():
+            return None
+        return policy.choose(self._settings, variable.name.split(":")[0], tuple(shape.as_list()))
 
     def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Send a tensor of unknown origin as it is, which is always right."""

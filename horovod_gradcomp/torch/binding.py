@@ -60,7 +60,7 @@ class Binding:
         self.step = 0
         self._where: list[tuple[Unit, int] | None] = [None] * len(named)
         self.units = self._plan()
-        self._sum = settings.by_horovod
+        self._remembers = any(unit.state for unit in self.units)
         self._fingerprint = _fingerprint(self.names, self.params)
         self._ids = {id(p): i for i, p in enumerate(self.params)}
         self._follows = [*range(1, len(named)), 0] if named else []
@@ -109,7 +109,7 @@ class Binding:
         with unit.stats.timed("encode_ms"):
             frozen = not self.params[index].requires_grad
             unit.add(member, tensor, frozen=frozen)
-            if self._sum:
+            if unit.by_horovod:
                 return self._send(unit), ticket
             if unit.full:
                 self._send(unit)
@@ -131,11 +131,11 @@ class Binding:
         place = self._where[ticket.parameter]
         if place is None:
             out = reduced.to(ticket.dtype)
-            if self.settings.memory.slots and reduced.is_floating_point():
+            if self._remembers and reduced.is_floating_point():
                 self._bad.append(xp.badness(reduced))
         else:
             unit, member = place
-            if self._sum:
+            if unit.by_horovod:
                 unit.finish_reduce(reduced)
                 self._bad.append(unit.bad)
             else:
@@ -178,9 +178,7 @@ class Binding:
         round is started before the first unit's is waited for, in the same order on every rank.
         """
         self._sending = False
-        if self._sum:
-            return
-        used = [unit for unit in self.units if not unit.idle]
+        used = [unit for unit in self.units if not unit.idle and not unit.by_horovod]
         for unit in used:
             if not unit.sent:
                 with unit.stats.timed("encode_ms"):
@@ -195,8 +193,7 @@ class Binding:
 
     def _end(self) -> None:
         used = [unit for unit in self.units if not unit.idle]
-        if not self._sum:
-            self._bad += [unit.bad for unit in used]
+        self._bad += [unit.bad for unit in used if not unit.by_horovod]
         bad = _any_bad(self._bad)
         for unit in used:
             unit.drop() if bad else unit.commit()
@@ -250,25 +247,24 @@ class Binding:
 
     # Layout -----------------------------------------------------------------------------------
     def _plan(self) -> list[Unit]:
-        if self.settings.identity:
-            self.stats.bypassed.numel += sum(p.numel() for p in self.params)
-            self.stats.bypassed_names += self.names
-            return []
-        groups: dict[torch.device, list[int]] = {}
+        groups: dict[tuple[Any, ...], tuple[Settings, list[int]]] = {}
         for i in reversed(range(len(self.params))):  # gradients arrive last layer first
             p = self.params[i]
-            if p.is_floating_point() and policy.compresses(self.settings.options, tuple(p.shape)):
-                groups.setdefault(p.device, []).append(i)
-            else:
+            chosen = None
+            if p.is_floating_point():
+                chosen = policy.choose(self.settings, self.names[i], tuple(p.shape))
+            if chosen is None:
                 self.stats.bypassed.numel += p.numel()
                 self.stats.bypassed_names.append(self.names[i])
+            else:
+                groups.setdefault((p.device, id(chosen)), (chosen, []))[1].append(i)
         units = []
-        for device, indices in groups.items():
+        for (device, _), (settings, indices) in groups.items():
             entries = [(self.names[i], tuple(self.params[i].shape)) for i in indices]
-            together = not self.settings.by_horovod
+            together = not settings.by_horovod
             at = iter(indices)
             for bucket in buckets(entries, self.settings.options.bucket_bytes, together=together):
-                unit = Unit(bucket, self.settings, device)
+                unit = Unit(bucket, settings, device)
                 for member in range(len(bucket.members)):
                     self._where[next(at)] = (unit, member)
                 units.append(unit)

@@ -24,7 +24,8 @@ def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
         "rank": hvd.rank() if ready else 0,
         "settings": settings.describe(),
         "optimizers": [
-            {"step": b.step, "memory": _memory(settings, b), "shared": _shared(b)} for b in bindings
+            {"step": b.step, "memory": _copied(_parts(b)), "shared": _copied(_shared_parts(b))}
+            for b in bindings
         ],
     }
 
@@ -54,10 +55,7 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
     for unit in binding.units:
         unit.prepare(max(entry["step"] - 1, 0))
-    memory = {
-        slot: dict(_parts(binding, i)) for i, slot in enumerate(binding.settings.memory.slots)
-    }
-    parts = {**memory, **_shared_parts(binding)}
+    parts = {**_parts(binding), **_shared_parts(binding)}
     saved = {**entry["memory"], **entry["shared"]}
     faults = []
     for slot, here in parts.items():
@@ -77,33 +75,31 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     binding.step = entry["step"]
 
 
-def _memory(settings: Settings, binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
+Tables = dict[str, dict[str, torch.Tensor]]
+
+
+def _copied(tables: Tables) -> Tables:
     return {
-        slot: {name: part.clone().cpu() for name, part in _parts(binding, i)}
-        for i, slot in enumerate(settings.memory.slots)
+        slot: {name: part.clone().cpu() for name, part in table.items()}
+        for slot, table in tables.items()
     }
 
 
-def _shared(binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
-    return {
-        slot: {name: part.clone().cpu() for name, part in parts.items()}
-        for slot, parts in _shared_parts(binding).items()
-    }
-
-
-def _shared_parts(binding: Binding) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the codec's shared state by slot and by the name of the unit."""
-    out: dict[str, dict[str, torch.Tensor]] = {}
+def _shared_parts(binding: Binding) -> Tables:
+    """Return the codecs' shared state by slot and by the name of the unit."""
+    out: Tables = {}
     for unit in binding.units:
         for slot, tensor in zip(unit.slots, unit.shared):
             out.setdefault(slot, {})[unit.bucket.name] = tensor
     return out
 
 
-def _parts(binding: Binding, slot: int) -> list[tuple[str, torch.Tensor]]:
-    out = []
+def _parts(binding: Binding) -> Tables:
+    """Return the memory by slot and by the name of the parameter."""
+    out: Tables = {}
     for unit in binding.units:
-        flat = unit.state[slot]
-        for m in unit.bucket.members:
-            out.append((m.name, flat[m.start : m.start + m.numel].view(m.shape)))
+        for slot, flat in zip(unit.memory.slots, unit.state):
+            table = out.setdefault(slot, {})
+            for m in unit.bucket.members:
+                table[m.name] = flat[m.start : m.start + m.numel].view(m.shape)
     return out

@@ -35,6 +35,8 @@ class Unit:
         self.device = device
         self.state: tuple[Tensor, ...] = ()
         self.expected = len(bucket.members)
+        self.memory = settings.memory
+        self.by_horovod = settings.by_horovod
         self._settings = settings
         self._input: Tensor | None = None
         self._note: Tensor | None = None
@@ -136,7 +138,7 @@ class Unit:
             ),
             want_error=self._settings.memory.wants_error,
             name=self.bucket.name,
-            own=not self._settings.by_horovod,
+            own=not self.by_horovod,
         )
         self.stats.numel = self.bucket.numel
         return self._counted(next(self._exchange))

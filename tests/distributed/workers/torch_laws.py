@@ -214,6 +214,35 @@ def sizes_change_at_their_steps(kind: str) -> None:
         assert sent[0] == 4 * (2 * 40 * 33 + 8 * 9 * 25 + 2700) + 4 * 3 * 4
 
 
+RULES = [("kernel", "randomk:ratio=0.1"), ("wide", None), ("bias", "linear"), ("a", "powersgd")]
+
+
+@check()
+def rules_by_name() -> None:
+    """Codecs of all kinds in one model; the books balance, and a bad step touches none of them."""
+    for options, factor in (({}, 1.0), ({"op": hvd.Sum, "groups": 2}, float(hvd.size()))):
+        net, compression = Net(), Compression.topk(ratio=0.05, rules=RULES, **SMALL)
+        optimizer = make(net, compression, lr=0.0, **options)
+        applied = {n: 0.0 for n, _ in net.named_parameters()}
+        true = dict(applied)
+        for step in range(12):
+            spoil = "kernel" if step == 5 and hvd.rank() == 0 else ""
+            grads = reduce(net, optimizer, step, spoil=spoil)
+            same_everywhere(grads.values())
+            if step == 5:
+                assert not grads["kernel"].isfinite().all()
+                continue
+            for n, p in net.named_parameters():
+                applied[n] = applied[n] + grads[n].double() / factor
+                true[n] = true[n] + mean(n, p, step)
+        left = total_residual(compression)
+        assert set(left) == {"a", "b", "kernel", "bias"}, sorted(left)
+        for n in true:
+            off = (applied[n] + left.get(n, 0.0) - true[n]).abs().max() / true[n].abs().max()
+            assert off < 2e-6, f"books of {n} are off by {off:.2e}"
+        assert compression.stats()["bad_steps"] == 1
+
+
 @check("sum", "predivide", "groups")
 def law1_under_options(option: str) -> None:
     factor, options = 1.0, {}
