@@ -95,13 +95,18 @@ class Settings:
                 return settings
         return self
 
-    def describe(self) -> str:
-        """Return one line that names every setting, equal on ranks that are set alike."""
+    def facts(self) -> dict[str, str]:
+        """Return every setting by name, equal on ranks that are set alike."""
         memory = next(n for n, cls in MEMORIES.items() if cls is type(self.memory))
         values = ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self.memory).items())
-        rest = {k: v for k, v in vars(self.options).items() if k != "memory"}
-        tail = " ".join(f"{k}={v}" for k, v in rest.items())
-        return f"{describe(self.phases)} memory={memory}{':' + values if values else ''} {tail}"
+        options = {k: str(v) for k, v in vars(self.options).items() if k != "memory"}
+        memory = f"{memory}:{values}" if values else memory
+        return {"codec": describe(self.phases), "memory": memory, **options}
+
+    def describe(self) -> str:
+        """Return one line that names every setting, equal on ranks that are set alike."""
+        codec, *others = self.facts().items()
+        return " ".join([codec[1], *(f"{key}={value}" for key, value in others)])
 
 
 def make(name: str, settings: Mapping[str, Any], extra: Sequence[str] = ()) -> Settings:

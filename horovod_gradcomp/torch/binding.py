@@ -23,6 +23,7 @@ from ..core.plan import buckets
 from ..core.settings import Settings
 from ..core.stats import Stats
 from ..ops import torch as xp
+from .agreement import agree
 from .unit import Unit
 
 Tensor = torch.Tensor
@@ -98,6 +99,7 @@ class Binding:
         """Take in a gradient; see :meth:`Compressor.compress`."""
         if self._arrived[index] or not self._sending:
             self._abandon()
+        self._refresh_ranks()
         self._arrived[index] = True
         self._open += 1
         ticket = Ticket(self, index, tensor.dtype, self.step)
@@ -161,7 +163,6 @@ class Binding:
         return payload
 
     def _send(self, unit: Unit) -> Tensor:
-        self._refresh_ranks()
         request = unit.encode(self.step, len(self._ranks), self._ranks.index(hvd.rank()))
         if not isinstance(request, Reduce):
             self._start(unit, request)
@@ -217,7 +218,6 @@ class Binding:
         self._ranks = ()
 
     def _next_carrier(self) -> Tensor:
-        self._refresh_ranks()
         if self._rows is None:  # one matrix a step: Horovod reduces each row in place
             row = torch.tensor([Carrier.row(hvd.rank())], dtype=torch.float32)
             self._rows = iter(row.repeat(len(self.params), 1).unbind(0))
@@ -231,6 +231,9 @@ class Binding:
         ranks = self.process_set.ranks or range(hvd.size())
         if self._carrier is None or self._carrier.ranks != tuple(ranks):
             self._carrier = Carrier(tuple(ranks))
+            model = f"{len(self.params)} of digest {self._fingerprint}"
+            facts = {**self.settings.facts(), "parameters": model, "steps so far": str(self.step)}
+            agree(facts, self._carrier.ranks, self.process_set)
         self._ranks = self._carrier.ranks
 
     def _check(self, index: int, tensor: Tensor) -> None:
