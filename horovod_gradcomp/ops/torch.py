@@ -140,7 +140,8 @@ def scale_(a: Tensor, factor: float | int) -> Tensor:
 
 
 def scaled(a: Tensor, factor: float) -> Tensor:
-    return a * _rounded(factor)
+    product: Tensor = a * _rounded(factor)
+    return product
 
 
 def round_(a: Tensor) -> Tensor:
@@ -454,6 +455,8 @@ def _fresh(shape: int | torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
     return x
 
 
-def _rounded(factor: float) -> float:
+def _rounded(factor: Any) -> Any:
     """Return the factor as the nearest float32, which is what other frameworks multiply by."""
+    if isinstance(factor, Tensor):  # it stays on its device: nothing waits for it
+        return factor
     return float(struct.unpack("f", struct.pack("f", factor))[0])

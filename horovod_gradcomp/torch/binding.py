@@ -51,12 +51,14 @@ class Binding:
         named: Sequence[tuple[str, Tensor]],
         process_set: Any,
         optimizer: Any,
+        grad_scaler: Any = None,
     ) -> None:
         self.settings, self.stats = settings, stats
         self.names = [name for name, _ in named]
         self.params = [p for _, p in named]
         self.process_set = process_set
         self.optimizer = weakref.ref(optimizer) if optimizer is not None else None
+        self.grad_scaler = grad_scaler
         self.number = next(_numbers)
         self.step = 0
         self._where: list[tuple[Unit, int] | None] = [None] * len(named)
@@ -68,6 +70,7 @@ class Binding:
         self._last = 0
         self._arrived = [False] * len(named)
         self._open = 0
+        self._lift: Any = 1.0
         self._sending = True
         self._bad: list[Tensor] = []
         self._carrier: Carrier | None = None
@@ -100,6 +103,8 @@ class Binding:
         if self._arrived[index] or not self._sending:
             self._abandon()
         self._refresh_ranks()
+        if not self._open:
+            self._lift = loss_scale(self.grad_scaler)
         self._arrived[index] = True
         self._open += 1
         ticket = Ticket(self, index, tensor.dtype, self.step)
@@ -110,7 +115,7 @@ class Binding:
         self._check(index, tensor)
         with unit.stats.timed("encode_ms"):
             frozen = not self.params[index].requires_grad
-            unit.add(member, tensor, frozen=frozen)
+            unit.add(member, tensor, frozen=frozen, lift=self._lift)
             if unit.by_horovod:
                 return self._send(unit), ticket
             if unit.full:
@@ -138,12 +143,12 @@ class Binding:
         else:
             unit, member = place
             if unit.by_horovod:
-                unit.finish_reduce(reduced)
+                unit.finish_reduce(reduced, self._lift)
                 self._bad.append(unit.bad)
             else:
                 assert self._carrier is not None
                 factor = self._carrier.factor(reduced.tolist(), self.names[ticket.parameter])
-                unit.finish_own(factor, len(self._ranks))
+                unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
         self._open -= 1
         if self._open == 0:
@@ -280,6 +285,16 @@ class Binding:
             count += 1
             unique = f"{name}#{count}"
         return unique
+
+
+def loss_scale(grad_scaler: Any) -> Any:
+    """Return what gradients are multiplied by; a tensor where reading it would wait."""
+    if grad_scaler is None or not grad_scaler.is_enabled():
+        return 1.0
+    scale = grad_scaler._get_scale_async()
+    if scale is None:  # nothing has been scaled so far
+        return 1.0
+    return scale.item() if scale.device.type == "cpu" else scale.detach().clone()
 
 
 def _any_bad(flags: list[Tensor]) -> bool:

@@ -35,6 +35,9 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         settings: Checked settings, from :mod:`horovod_gradcomp.core.settings`.
         named_parameters: As of ``model.named_parameters()``, to :meth:`bind` at once.
         process_set: The Horovod process set of the reductions, with ``named_parameters``.
+        grad_scaler: The ``torch.amp.GradScaler`` that scales the loss. What is remembered is then
+            held in units of unscaled gradients. Without it a change of the loss scale puts the
+            memory wrong by the ratio of both scales until all of it has been sent.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         settings: Settings,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
         process_set: Any = None,
+        grad_scaler: Any = None,
     ) -> None:
         if not isinstance(settings, Settings):
             raise SettingsError(
@@ -56,6 +60,11 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._bindings: list[Binding] = []
         self._pending: list[Mapping[str, Any]] = []
         self._warned = False
+        if grad_scaler is not None and not hasattr(grad_scaler, "_get_scale_async"):
+            raise SettingsError(
+                explain(got=f"grad_scaler={grad_scaler!r}", expected="a torch.amp.GradScaler")
+            )
+        self._grad_scaler = grad_scaler
         if named_parameters is not None:
             self.bind(named_parameters, process_set=process_set or hvd.global_process_set)
         elif process_set is not None:
@@ -117,7 +126,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             raise SettingsError(
                 explain(got="a compressor in use before '+'", expected="compressors just made")
             )
-        return Compressor(compose(self._settings, other._settings))
+        return Compressor(compose(self._settings, other._settings), grad_scaler=self._grad_scaler)
 
     # Binding ----------------------------------------------------------------------------------
     def bind(
@@ -141,7 +150,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         named = [(name, p) for name, p in named_parameters if p.requires_grad]
         if len({name for name, _ in named}) != len(named):
             raise BindingError(explain(got="a name twice", expected="unique parameter names"))
-        self._add(Binding(self._settings, self._stats, named, process_set, None))
+        self._add(self._binding(named, process_set, None))
         return self
 
     def bind_optimizer(self, optimizer: Any) -> Compressor:
@@ -167,8 +176,15 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             if p in optimizer._requires_update
         ]
         process_set = getattr(optimizer, "process_set", hvd.global_process_set)
-        self._add(Binding(self._settings, self._stats, named, process_set, optimizer))
+        self._add(self._binding(named, process_set, optimizer))
         return self
+
+    def _binding(
+        self, named: list[tuple[str, Tensor]], process_set: Any, optimizer: Any
+    ) -> Binding:
+        return Binding(
+            self._settings, self._stats, named, process_set, optimizer, self._grad_scaler
+        )
 
     def _add(self, binding: Binding) -> None:
         self._bindings = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
@@ -276,5 +292,5 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._pending = list(saved["pending"])
 
 
-Compression = Namespace(Compressor, ("named_parameters", "process_set"))
+Compression = Namespace(Compressor, ("named_parameters", "process_set", "grad_scaler"))
 """``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""

@@ -15,7 +15,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from ..core import exchange, random
-from ..core.codec import Call, Codec
+from ..core.codec import Call, Codec, is_one
 from ..core.errors import ExchangeError, explain
 from ..core.memory import Done
 from ..core.plan import Bucket
@@ -84,7 +84,7 @@ class Unit:
         """Whether every member that will arrive has arrived."""
         return len(self._arrived) >= self.expected
 
-    def add(self, index: int, grad: Tensor, *, frozen: bool, gain: Any = 1.0) -> None:
+    def add(self, index: int, grad: Tensor, *, frozen: bool, lift: Any = 1.0) -> None:
         """Take in one member's gradient.
 
         Args:
@@ -92,7 +92,8 @@ class Unit:
             grad: Any strides, any float dtype, of the member's shape.
             frozen: Whether the parameter no longer trains: it sends zero and keeps its memory,
                 which would move its weights otherwise.
-            gain: Factor on the gradient, a number or a float32 scalar tensor.
+            lift: What gradients are multiplied by, a number or a float32 scalar tensor; the
+                memory is held without it, so that it may change from step to step.
         """
         memory = self._settings.memory
         if self._input is None:
@@ -103,6 +104,7 @@ class Unit:
             self._hold(index)
             return
         grad, part = grad.detach(), self._part(self._input, index)
+        gain = 1 / lift
         state = tuple(self._part(s, index) for s in self.state)
         note = None
         if self._note is not None:
@@ -186,8 +188,14 @@ class Unit:
         with self.stats.timed("decode_ms"):
             return self._counted(self._exchange.send(exchange.Reply((summed,))))
 
-    def finish_own(self, factor: float, size: int) -> None:
-        """Wait for the last own collective and decode, once a step."""
+    def finish_own(self, factor: float, size: int, lift: Any = 1.0) -> None:
+        """Wait for the last own collective and decode, once a step.
+
+        Args:
+            factor: On the mean, from the carrier.
+            size: How many ranks take part.
+            lift: As of :meth:`add`.
+        """
         if self._outcome is not None:
             if factor != self._factor:
                 raise ExchangeError(
@@ -198,13 +206,14 @@ class Unit:
                 )
             return
         self._factor = factor
-        scale = factor / size
+        references = self.memory.references
+        scale = factor / size if references else factor / size * lift
         with self.stats.timed("wait_ms"):
             handle, self._handle = self._handle, None
             gathered = hvd.synchronize(handle)
         if self._summing:
             with self.stats.timed("decode_ms"):
-                self._finish(exchange.Reply((gathered,), scale=scale))
+                self._finish(exchange.Reply((gathered,), scale=scale), lift)
             return
         if gathered.numel() != size * self._nbytes:
             raise ExchangeError(
@@ -217,12 +226,12 @@ class Unit:
             )
         with self.stats.timed("decode_ms"):
             payloads = gathered.view(size, -1).unbind(0)
-            self._finish(exchange.Reply(payloads, scale=scale))
+            self._finish(exchange.Reply(payloads, scale=scale), lift)
 
-    def finish_reduce(self, reduced: Tensor) -> None:
+    def finish_reduce(self, reduced: Tensor, lift: Any = 1.0) -> None:
         """Decode what Horovod reduced."""
         with self.stats.timed("decode_ms"):
-            self._finish(exchange.Reply((reduced.view(-1),)))
+            self._finish(exchange.Reply((reduced.view(-1),), scale=lift), lift)
 
     def result(self, index: int, dtype: torch.dtype) -> Tensor:
         """Return one member's reduced gradient, detached, in storage that nobody else changes."""
@@ -271,16 +280,16 @@ class Unit:
         self.stats.wire_bytes += payload.numel() * payload.element_size()
         return request
 
-    def _finish(self, reply: exchange.Reply) -> None:
+    def _finish(self, reply: exchange.Reply, lift: Any) -> None:
         assert self._exchange is not None
         try:
             self._exchange.send(reply)
         except StopIteration as stop:
-            self._outcome = self._referred(stop.value)
+            self._outcome = self._referred(stop.value, lift)
             return
         raise AssertionError("an exchange asked for more rounds than its codec says")
 
-    def _referred(self, outcome: exchange.Outcome) -> exchange.Outcome:
+    def _referred(self, outcome: exchange.Outcome, lift: Any) -> exchange.Outcome:
         """Make a gradient of a difference to a reference."""
         memory = self._settings.memory
         if not memory.references:
@@ -290,7 +299,8 @@ class Unit:
         if self._factor != 1:
             self._mean = xp.scale_(self._mean, 1 / self._factor)
         total = memory.reduced(xp, self._mean, self.state)
-        return outcome._replace(total=total if self._factor == 1 else total.mul_(self._factor))
+        factor = self._factor * lift
+        return outcome._replace(total=total if is_one(factor) else xp.scale_(total, factor))
 
     def _end(self, *old: Tensor) -> None:
         """Keep what is no longer needed as storage of the next step."""

@@ -368,6 +368,60 @@ def unused_on_one_rank(kind: str) -> None:
     assert off < 2e-6, f"books are off by {off:.2e}"
 
 
+@check("topk", "linear4", "randomk", "acp", "powersgd", "ramp_topk")
+def law1_while_the_loss_scale_changes(kind: str) -> None:
+    """The memory is held without the scale: the books balance in units of unscaled gradients."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(torch.zeros(()))
+    net, compression = Net(), KINDS[kind](grad_scaler=scaler, **SMALL)
+    optimizer = make(net, compression, lr=0.0)
+    applied = {n: torch.zeros(p.shape, dtype=torch.float64) for n, p in net.named_parameters()}
+    true = copy.deepcopy(applied)
+    for step in range(16):
+        scaler.update([1024.0, 64.0, 4096.0, 1.0][step // 4])
+        scale = scaler.get_scale()
+        optimizer.zero_grad()
+        for n, p in net.named_parameters():
+            (p * wanted(n, p, step, hvd.rank()) * scale).sum().backward()
+        optimizer.synchronize()
+        for n, p in net.named_parameters():
+            applied[n] += p.grad.double() / scale
+            true[n] += mean(n, p, step)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    left = total_residual(compression)
+    for n in left:
+        off = (applied[n] + left[n] - true[n]).abs().max() / true[n].abs().max()
+        assert off < 4e-6, f"books of {n} are off by {off:.2e}"
+
+
+@check("topk", "ef21", "acp")
+def horovods_recipe_with_a_grad_scaler(kind: str) -> None:
+    """Synchronize, unscale, clip, step: a bad step on one rank halves the scale on all."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    net, compression = Net(), ALL[kind](grad_scaler=scaler, **SMALL)
+    optimizer = make(net, compression, lr=1e-4)
+    for step in range(8):
+        before = digest(net.parameters())
+        held = {n: v.clone() for n, v in whole_state(compression).items()} if step else {}
+        optimizer.zero_grad()
+        loss = sum((p * wanted(n, p, step, hvd.rank())).sum() for n, p in net.named_parameters())
+        if step == 4 and hvd.rank() == hvd.size() - 1:
+            loss = loss + net.kernel.view(-1)[5] * math.inf
+        scaler.scale(loss).backward()
+        optimizer.synchronize()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1e4)
+        with optimizer.skip_synchronize():
+            scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == (256.0 if step < 4 else 128.0), step
+        assert (digest(net.parameters()) == before) == (step == 4), step
+        if step == 4:
+            assert all(torch.equal(held[n], v) for n, v in whole_state(compression).items())
+    same_everywhere(net.parameters())
+
+
 @check()
 def many_buckets_in_any_order() -> None:
     """200 steps in another hook order on each rank, one collective a parameter."""
