@@ -36,8 +36,8 @@ class ACP(LowRank, Projection):
     r * max(m, n) values a matrix, is equal on all ranks.
 
     When to use: large matrices and slow links; the payload shrinks with the size of the matrix, and
-    arithmetic is two thin matrix products. Not for small or very thin matrices, where factors are as
-    large as the matrix.
+    arithmetic is two thin matrix products. Not for small or very thin matrices, where factors are
+    as large as the matrix.
 
     Args:
         rank: r, at least 1, cut to the matrix; smaller compresses more.
