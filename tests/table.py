@@ -53,6 +53,13 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"then": "fp16"},
         {"ratio": 0.1, "then": "linear:bits=4,block=64", "select": "exact"},
     ],
+    "threshold": [
+        {},
+        {"value": 1.0, "max_ratio": 0.5},
+        {"value": 100.0, "max_ratio": 0.01},
+        {"value": 0.1, "max_ratio": 1.0, "then": "fp16"},
+    ],
+    "dgc": [{}, {"ratio": 0.05, "select": "exact", "then": "qsgd"}],
     "randomk": [
         {},
         {"ratio": 0.3},
@@ -64,9 +71,25 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"ratio": 0.1, "then": "fp16"},
         {"ratio": 0.1, "block": 4, "then": "linear:bits=3"},
     ],
+    "bernoulli": [
+        {},
+        {"p": 1e-4},
+        {"p": 0.3, "rescale": "yes"},
+        {"p": 1.0, "rescale": "no"},
+        {"p": 0.2, "then": "linear:bits=3"},
+        {"p": 0.1, "then": "fp16"},
+    ],
+    "cltk": [{}, {"ratio": 0.2}, {"ratio": 1.0, "then": None}],
     "acp": [{}, {"rank": 1}, {"rank": 20, "max_rate": 1.0}, {"then": "fp16"}, {"then": "sign"}],
     "powersgd": [{}, {"rank": 2, "max_rate": 0.1}, {"warm_start": False}, {"then": "fp16"}],
     "svd": [{}, {"rank": 1, "iterations": 0}, {"max_rate": 0.2}, {"then": "linear:bits=8"}],
+    "tucker": [
+        {},
+        {"ranks": 1, "max_rate": 1.0},
+        {"ranks": (6, 3, 2)},
+        {"then": "fp16"},
+        {"ranks": 2, "then": "linear:bits=8"},
+    ],
 }
 """By registry name: settings, the default first."""
 

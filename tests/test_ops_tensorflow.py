@@ -81,6 +81,7 @@ CASES = {
         (lambda xp, x, word=word: xp.bit_or(x, xp.as_int32(word, x)), [np.zeros(2, np.int32)])
         for word in (0, 5, 2**31, 2**32 - 1)
     ],
+    "as_int64": [(lambda xp, x: xp.as_int64((3, -1, 2**40), x), [X])],
     "cast": [
         (lambda xp, x, to=to: xp.cast(x, to), [x])
         for x, to in [
@@ -233,6 +234,7 @@ CASES = {
     "positions_of": [(lambda xp, m: xp.positions_of(m), [m]) for m in (MASK, MASK & ~MASK)],
     "count_true": [(lambda xp, m: xp.reshape(xp.count_true(m), (1,)), [MASK])],
     "running_count": [(lambda xp, m: xp.running_count(m), [MASK])],
+    "running_sum": [(lambda xp, a: xp.running_sum(a), [LONGS])],
     "length": [(lambda xp, a: a[: 7 - xp.length(xp.positions_of(xp.less(a, 3)))], [np.arange(9)])],
     "cond": [
         (lambda xp, a, n=n: xp.cond(xp.length(a) >= n, lambda: a[:2], lambda: a[3:]), [X])

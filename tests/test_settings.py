@@ -50,12 +50,24 @@ BAD: dict[str, dict[str, list]] = {
         "ratio": FRACTION,
         "select": ["all", None, 1, "Exact"],
     },
+    "threshold": {
+        "then": THEN,
+        "value": [0, -1, 1e-45, 1e39, math.nan, math.inf, True, "1", None, [1]],
+        "max_ratio": FRACTION,
+    },
+    "dgc": {"then": THEN, "ratio": FRACTION, "select": ["all", None, 1, "Exact"]},
     "randomk": {
         "then": THEN,
         "ratio": FRACTION,
         "block": COUNT,
         "rescale": [True, False, None, "maybe"],
     },
+    "bernoulli": {
+        "then": THEN,
+        "p": [*FRACTION, 1e-10],
+        "rescale": [True, False, None, "maybe"],
+    },
+    "cltk": {"then": THEN, "ratio": FRACTION},
     "acp": {"then": THEN, "rank": COUNT, "max_rate": FRACTION},
     "powersgd": {
         "then": THEN,
@@ -64,6 +76,23 @@ BAD: dict[str, dict[str, list]] = {
         "warm_start": [0, 1, "yes", None],
     },
     "svd": {"then": THEN, "rank": COUNT, "max_rate": FRACTION, "iterations": [-1, *COUNT[2:]]},
+    "tucker": {
+        "then": THEN,
+        "ranks": [
+            *COUNT,
+            (),
+            (4, 0),
+            (4, 2.0),
+            (True, 4),
+            [4, 4],
+            "4x0",
+            "4x",
+            "x4",
+            "4xa",
+            "-1x2",
+        ],
+        "max_rate": FRACTION,
+    },
 }
 BAD_OPTIONS = {
     "memory": ["resdual", "", 3, True, "residual:decay=2", "none:decay=1", "residual:deca=1", []],

@@ -31,10 +31,16 @@ FORMS = (
     "topk",
     "topk:ratio=0.001",
     "topk:select=exact",
+    "threshold:value=2.5",
+    "dgc",
     "randomk",
+    "bernoulli",
+    "cltk",
     "acp",
     "powersgd",
     "svd",
+    "tucker",
+    "topk+linear",
 )
 """What is measured where nothing is named: every codec, and settings that cost otherwise."""
 

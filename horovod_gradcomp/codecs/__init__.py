@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from ..core.codec import Codec
 from .acp import ACP
+from .bernoulli import Bernoulli
 from .bf16 import BF16
+from .cltk import CLTK
+from .dgc import DGC
 from .fp8 import FP8
 from .fp16 import FP16
 from .linear import Linear
@@ -18,7 +21,9 @@ from .randomk import RandomK
 from .sign import Sign
 from .svd import SVD
 from .terngrad import TernGrad
+from .threshold import Threshold
 from .topk import TopK
+from .tucker import Tucker
 
 REGISTRY: dict[str, type[Codec]] = {
     "none": NoneCodec,
@@ -33,10 +38,15 @@ REGISTRY: dict[str, type[Codec]] = {
     "sign": Sign,
     "onebit": OneBit,
     "topk": TopK,
+    "threshold": Threshold,
+    "dgc": DGC,
     "randomk": RandomK,
+    "bernoulli": Bernoulli,
+    "cltk": CLTK,
     "acp": ACP,
     "powersgd": PowerSGD,
     "svd": SVD,
+    "tucker": Tucker,
 }
 """Name, as in ``Compression.<name>`` and in string forms, to class."""
 

@@ -132,12 +132,14 @@ class Logarithmic(BlockCodec):
 
     def dequantize(self, xp: Any, headers: Tensor, codes: Tensor) -> Tensor:
         units, codes = self._units, xp.cast(codes, "int32")
-        level = xp.cast(xp.bit_and(codes, self._top), "float32")
+        level = xp.bit_and(codes, self._top)
         if units is None:
-            size = xp.expm1_(xp.mul_(level, headers))
+            size = xp.expm1_(xp.mul_(xp.cast(level, "float32"), headers))
         else:
-            size = xp.expm1_(xp.scale_(level, math.log1p(units) / self._top))
-            size = xp.mul_(size, headers)
+            bits = xp.as_int64([_bits(size) for size in _sizes(self.bits, units)], headers)
+            table = xp.view(xp.cast(bits, "int32"), "float32")
+            flat = xp.take(table, xp.reshape(xp.cast(level, "int64"), (-1,)))
+            size = xp.mul_(xp.reshape(flat, level.shape), headers)
         sign = xp.bit_and_(xp.shift_left_(codes, 32 - self.bits), -(2**31))
         return xp.view(xp.bit_xor_(sign, xp.view(size, "int32")), "float32")
 
@@ -158,9 +160,16 @@ def _kernel(bits: int, units: float) -> Kernel:
         levels.append(float(level))
         limits.append(begins[level] if level < top else math.inf)
         low += math.ldexp(1.0, math.frexp(1.0 + low)[1] - 1 - fine)
-    sizes = [math.expm1(_single(level * _single(step))) for level in range(top + 1)]
+    sizes = _sizes(bits, units)
     numbers = (1.0 / units, SMALLEST, _LARGEST[False], fine, len(levels))
     return Kernel("logarithmic", bits, 1, numbers, [*sizes, *levels, *limits])
+
+
+def _sizes(bits: int, units: float) -> list[float]:
+    """Return what each level stands for, in units: the same on every rank, in every framework."""
+    top = (1 << (bits - 1)) - 1
+    step = _single(math.log1p(units) / top)
+    return [_single(math.expm1(_single(level * step))) for level in range(top + 1)]
 
 
 def _begin(level: int, step: float) -> float:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ..core import random
 from ..core.codec import (
-    Bias,
     Call,
-    Codec,
     Extent,
     Shape,
     Tensor,
@@ -19,11 +17,11 @@ from ..core.codec import (
     check_fraction,
     numels,
 )
-from ..core.sparse import Draw, Drawn
+from ..core.sparse import Drawn, Rescaled
 
 
 @dataclass(frozen=True)
-class RandomK(Draw):
+class RandomK(Rescaled):
     """Send ``k = clip(round(ratio * n), 1, n)`` values at random positions, the same on every rank.
 
     The n elements are cut into k strata of as equal size as can be, ``s_i = n // k`` or one more,
@@ -79,16 +77,6 @@ class RandomK(Draw):
         check_choice("randomk", "rescale", self.rescale, ("auto", "yes", "no"))
         super().__post_init__()
 
-    @property
-    def own_bias(self) -> Bias:
-        return Bias.UNBIASED if self.rescale == "yes" else Bias.CONTRACTION
-
-    def with_memory(self, has_memory: bool) -> Codec:
-        if self.rescale != "auto":
-            return super().with_memory(has_memory)
-        fixed = replace(self, rescale="no" if has_memory else "yes")
-        return super(RandomK, fixed).with_memory(has_memory)
-
     def count(self, numel: int) -> int:
         """Return k, in blocks."""
         blocks = -(-numel // self.block)
@@ -99,9 +87,7 @@ class RandomK(Draw):
 
     def draw(self, xp: Any, numel: int, call: Call, like: Tensor) -> Drawn:
         blocks, k = -(-numel // self.block), self.count(numel)
-        edges = xp.floor_divide(xp.scale_(xp.arange(0, k + 1, "int64", like), blocks), k)
-        sizes = xp.sub(edges[1:], edges[:-1])
-        where = xp.add(edges[:-1], random.below(xp, call.key, sizes))  # (k,)
+        where, sizes = random.strata(xp, call.key, blocks, k, like)  # (k,)
         factor = xp.cast(sizes, "float32") if self.rescale == "yes" else None
         if self.block == 1:
             return Drawn(where, None, factor)

@@ -64,8 +64,9 @@ class TopK(Selection):
     select: str = "sampled"
 
     def __post_init__(self) -> None:
-        check_fraction("topk", "ratio", self.ratio)
-        check_choice("topk", "select", self.select, ("sampled", "exact"))
+        name = type(self).__name__.lower()
+        check_fraction(name, "ratio", self.ratio)
+        check_choice(name, "select", self.select, ("sampled", "exact"))
         super().__post_init__()
 
     def count(self, numel: int) -> int:

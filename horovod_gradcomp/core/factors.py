@@ -45,6 +45,54 @@ class Part(NamedTuple):
         return xp.reshape(flat[self.start : self.start + self.numel], (self.rows, self.cols))
 
 
+class Modes(NamedTuple):
+    """One tensor of the flat input with the rank of each of its modes; none sends it as it is."""
+
+    start: int
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def cut(self) -> list[int]:
+        """The modes that are projected to fewer coordinates."""
+        return [i for i, (n, r) in enumerate(zip(self.shape, self.ranks)) if r < n]
+
+    def projected(self, free: int) -> tuple[int, ...]:
+        """Return the shape of the tensor projected in all modes but one."""
+        return (*self.ranks[:free], self.shape[free], *self.ranks[free + 1 :])
+
+    @property
+    def most(self) -> int:
+        """Elements of the largest such projection."""
+        return max((math.prod(self.projected(i)) for i in self.cut), default=self.numel)
+
+    def of(self, xp: Any, flat: Tensor) -> Tensor:
+        """Return the tensor's elements within a flat tensor."""
+        return flat[self.start : self.start + self.numel]
+
+
+def modes(extents: Sequence[Extent], ranks: Sequence[int], max_rate: float) -> list[Modes]:
+    """Return each tensor with the ranks of its modes.
+
+    Modes beyond the given ranks take the last one. A tensor whose largest projection does not have
+    fewer than ``max_rate`` of its elements is sent as it is.
+    """
+    out, start = [], 0
+    for extent in extents:
+        shape = (extent,) if isinstance(extent, int) else extent
+        sizes = tuple(min(ranks[min(i, len(ranks) - 1)], n) for i, n in enumerate(shape))
+        whole = Modes(start, shape, sizes)
+        pays = len(shape) > 1 and whole.most < max_rate * whole.numel
+        out.append(whole if pays else whole._replace(ranks=()))
+        start += whole.numel
+    return out
+
+
 def parts(extents: Sequence[Extent], rank: int, max_rate: float) -> list[Part]:
     """Return each tensor as a matrix ``(first, rest)``.
 
@@ -107,6 +155,59 @@ def subtract_product(xp: Any, matrix: Tensor, left: Tensor, right: Tensor) -> Te
 
     (done,) = xp.map_rows(one, [matrix, rows], [matrix])
     return done
+
+
+def along(xp: Any, x: Tensor, shape: tuple[int, ...], mode: int, basis: Tensor) -> Tensor:
+    """Return a tensor of a shape, multiplied in one mode by a ``(r, n)`` matrix.
+
+    Args:
+        xp: An operations module.
+        x: As many elements as the shape says.
+        shape: Of the tensor, n in the mode.
+        mode: Which one.
+        basis: Shape ``(r, n)``.
+
+    Returns:
+        The same tensor with r in the place of n, its elements in two or three dimensions.
+    """
+    n, before, behind = shape[mode], math.prod(shape[:mode]), math.prod(shape[mode + 1 :])
+    if behind == 1:
+        return xp.matmul(xp.reshape(x, (before, n)), xp.transpose(basis))  # (before, r)
+    if before == 1:
+        return xp.matmul(basis, xp.reshape(x, (n, behind)))  # (r, behind)
+    return xp.matmul(basis, xp.reshape(x, (before, n, behind)))  # (before, r, behind)
+
+
+def onto(xp: Any, x: Tensor, shape: tuple[int, ...], mode: int, basis: Tensor) -> Tensor:
+    """Return :func:`along` such that no sum overflows, for a basis of orthonormal rows."""
+    return _bounded(xp, along(xp, x, shape, mode, xp.scaled(basis, _DOWN)))
+
+
+def unfold(xp: Any, x: Tensor, shape: tuple[int, ...], mode: int) -> Tensor:
+    """Return the matrix ``(n, rest)`` of a tensor, n its size in a mode."""
+    n, before = shape[mode], math.prod(shape[:mode])
+    last = xp.transpose(xp.reshape(x, (before, -1)))  # (n * behind, before)
+    return xp.reshape(last, (n, -1))
+
+
+def refined(xp: Any, basis: Tensor, matrix: Tensor, call: Call) -> Tensor:
+    """Return a basis after one step of subspace iteration towards a matrix's left singular vectors.
+
+    Where the matrix is zero, so that it says nothing, the basis stays.
+
+    Args:
+        xp: An operations module.
+        basis: Shape ``(r, n)``, orthonormal rows.
+        matrix: Shape ``(n, rest)``.
+        call: The step.
+    """
+    top = xp.view(xp.row_max(xp.magnitude(xp.reshape(matrix, (1, -1)))), "float32")  # (1, 1)
+    zero = xp.equal(top, 0.0)
+    matrix = xp.div(matrix, xp.where(zero, 1.0, top))
+    # Orthonormal in between, or singular values would count as squares, and small ones as nothing.
+    right = orthonormal(xp, xp.matmul(basis, matrix))  # (r, rest)
+    rows = xp.matmul(right, xp.transpose(matrix))  # (r, n)
+    return next_basis(xp, xp.where(zero, basis, rows), basis.shape[1], call)
 
 
 def orthonormal(xp: Any, rows: Tensor) -> Tensor:

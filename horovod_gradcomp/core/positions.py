@@ -16,14 +16,13 @@ from . import bits
 from .codec import Tensor
 from .payload import Section
 
-_BLOCK = 65_536
+BLOCK = 65_536
 
 
 def sections(numel: int, k: int) -> tuple[Section, ...]:
     """Return the payload sections that hold k ascending positions below ``numel``."""
-    blocks = -(-numel // _BLOCK)
     wide = (Section("int32", 1, k),)
-    split = (Section("int32", 1, blocks), Section("int16", 1, k))
+    split = (Section("int32", 1, blocks(numel)), Section("int16", 1, k))
     bitmap = (Section("uint8", 1, bits.packed_width(numel, 1)),)
     return min((wide, split, bitmap), key=lambda form: sum(s.nbytes for s in form))
 
@@ -36,11 +35,30 @@ def encode(xp: Any, where: Tensor, numel: int) -> list[Tensor]:
         return [bits.pack(xp, xp.reshape(mask, (1, -1)), 1)]
     if len(form) == 1:
         return [xp.cast(where, "int32")]
+    counts, within = split(xp, where, numel)
+    return [xp.cast(counts, "int32"), xp.cast(within, "int16")]
+
+
+def blocks(numel: int) -> int:
+    """Return into how many blocks of 65,536 the elements fall."""
+    return -(-numel // BLOCK)
+
+
+def split(xp: Any, where: Tensor, numel: int) -> tuple[Tensor, Tensor]:
+    """Return how many of ascending positions each block holds, and where they lie within theirs.
+
+    Args:
+        xp: An operations module.
+        where: Shape ``(k,)``, int64, ascending.
+        numel: Number of elements.
+
+    Returns:
+        ``(blocks,)`` and ``(k,)``, int64.
+    """
     # (blocks + 1,): how many positions lie below the start of each block
-    edges = xp.scale_(xp.arange(0, form[0].width + 1, "int64", where), _BLOCK)
+    edges = xp.scale_(xp.arange(0, blocks(numel) + 1, "int64", where), BLOCK)
     below = xp.search(where, edges)
-    counts = xp.sub(below[1:], below[:-1])
-    return [xp.cast(counts, "int32"), xp.cast(xp.bit_and(where, _BLOCK - 1), "int16")]
+    return xp.sub(below[1:], below[:-1]), xp.bit_and(where, BLOCK - 1)
 
 
 def decode(xp: Any, parts: Sequence[Tensor], numel: int, k: int) -> Tensor:
@@ -52,6 +70,6 @@ def decode(xp: Any, parts: Sequence[Tensor], numel: int, k: int) -> Tensor:
     if len(form) == 1:
         return xp.cast(xp.reshape(parts[0], (k,)), "int64")
     counts = xp.cast(xp.reshape(parts[0], (-1,)), "int64")
-    starts = xp.scale_(xp.arange(0, form[0].width, "int64", counts), _BLOCK)
+    starts = xp.scale_(xp.arange(0, form[0].width, "int64", counts), BLOCK)
     base = xp.repeat(starts, counts, k)
-    return xp.add(base, xp.bit_and(xp.cast(xp.reshape(parts[1], (k,)), "int64"), _BLOCK - 1))
+    return xp.add(base, xp.bit_and(xp.cast(xp.reshape(parts[1], (k,)), "int64"), BLOCK - 1))

@@ -7,7 +7,9 @@ avalanche is close to ideal.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import math
 from typing import Any
 
 from .codec import Tensor
@@ -123,6 +125,74 @@ def below(xp: Any, key: tuple[Any, Any], limits: Tensor) -> Tensor:
     raw = words(xp, key, 0, xp.numel(limits), limits)
     unsigned = xp.bit_and(xp.cast(raw, "int64"), _WORD)
     return xp.shift_right(xp.mul_(unsigned, limits), 32)
+
+
+def strata(
+    xp: Any, key: tuple[Any, Any], numel: int, k: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return one pseudo-random position in each of k strata of as equal size as can be.
+
+    Args:
+        xp: An operations module.
+        key: From :func:`fold`.
+        numel: Number of elements, ``numel // k`` of them or one more a stratum.
+        k: ``1 <= k <= numel``.
+        like: A tensor on the device to use.
+
+    Returns:
+        The positions, ascending, and the sizes of their strata, each ``(k,)``, int64.
+    """
+    edges = xp.floor_divide(xp.scale_(xp.arange(0, k + 1, "int64", like), numel), k)
+    sizes = xp.sub(edges[1:], edges[:-1])
+    return xp.add(edges[:-1], below(xp, key, sizes)), sizes
+
+
+def geometric(xp: Any, key: tuple[Any, Any], p: float, count: int, like: Tensor) -> Tensor:
+    """Return how often each of ``count`` games is lost before it is won with probability ``p``.
+
+    A geometric number has no memory, so its two digits in any base are independent. Each is found
+    by a search for one 32-bit word in a table of cumulated probabilities, at a cost that knows
+    neither p nor the result.
+
+    Args:
+        xp: An operations module.
+        key: From :func:`fold`.
+        p: ``2**-31 <= p <= 1``.
+        count: Of numbers.
+        like: A tensor on the device to use.
+
+    Returns:
+        Shape ``(count,)``, int64, cut at some 23 / p, which one in 10^10 is above, or at 2^31.
+    """
+    base, low, high = _digits(p)
+    drawn = xp.bit_and(xp.cast(words(xp, key, 0, 2 * count, like), "int64"), _WORD)
+    first = xp.search(xp.as_int64(low, like), drawn[:count])
+    second = xp.search(xp.as_int64(high, like), drawn[count:])
+    return xp.add(first, xp.scale_(second, base))
+
+
+@functools.lru_cache(maxsize=16)
+def _digits(p: float) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Return a base, and for both digits of a geometric number which words lie below each step."""
+    # Sums and products of float64, which are the same on every machine; powers are not.
+    base = math.ceil(math.sqrt(min(23 / p, 2.0**31)))
+    low = _cumulated(p, base)
+    high = _cumulated(low[-1], base + 1)
+    return base, _limits([c / low[-1] for c in low[:-1]]), _limits(high[:-1])
+
+
+def _cumulated(p: float, count: int) -> list[float]:
+    """Return the probabilities to lose fewer than 1, 2, ..., ``count`` times."""
+    out, lost = [], 0.0
+    for _ in range(count):
+        lost += (1.0 - lost) * p
+        out.append(min(lost, 1.0))
+    return out
+
+
+def _limits(cumulated: list[float]) -> tuple[int, ...]:
+    """Return the greatest word that is too small for each step, in ascending order."""
+    return tuple(round(c * 2.0**32) - 1 for c in cumulated)
 
 
 def _mix(xp: Any, x: Tensor) -> Tensor:

@@ -74,6 +74,37 @@ def _compiled(kernels: Any, xp: Any, x: Tensor, k: int, rank: int | None) -> Ten
     return out
 
 
+def above(xp: Any, x: Tensor, bits: int, k: int) -> Tensor:
+    """Return k positions: first of all those where the bits of ``|x|`` are above a limit.
+
+    Of more than k the largest are returned; where there is none, the largest of all. What is left
+    of the k places goes to the lowest positions. One pass over ``x`` is all it takes, except
+    where there are too many or none.
+
+    Args:
+        xp: An operations module.
+        x: Shape ``(n,)``, float32.
+        bits: Of the limit, as :meth:`Ops.magnitude` gives them.
+        k: ``1 <= k <= n``.
+
+    Returns:
+        Shape ``(k,)``, int64, ascending, unique, whatever the values.
+    """
+    found = xp.positions_above(x, bits)
+    return xp.fix_size(
+        xp.cond(
+            xp.length(found) > k,
+            lambda: largest(xp, x, k, sampled=True),
+            lambda: xp.cond(
+                xp.length(found) > 0,
+                lambda: _fill(xp, found, k),
+                lambda: _fill(xp, largest(xp, x, 1, sampled=True), k),
+            ),
+        ),
+        k,
+    )
+
+
 def _sample_rank(n: int, k: int) -> int:
     """Return which of the sample's magnitudes lies below the k-th of all, in all likelihood."""
     expected = k / STRIDE

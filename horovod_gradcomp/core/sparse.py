@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from . import positions
-from .codec import Bias, Call, Extent, Shape, Tensor, numels
+from .codec import Bias, Call, Codec, Extent, Shape, Tensor, numels
 from .payload import Section
 from .projection import Kept, Projection, Sent, scaled
 
@@ -126,3 +126,24 @@ class Draw(Projection):
             values = xp.where(inside, values, 0.0)
         out = xp.zeros(numel, "float32", values)
         return xp.add_at_(out, where, scaled(xp, values, scale))
+
+
+class Rescaled(Draw):
+    """Base of codecs that draw each element with a known probability.
+
+    Without a memory kept values are divided by it, which makes the expectation x. The setting,
+    ``rescale``, is a field of each codec, so that it lies where its signature has it.
+    """
+
+    rescale: str
+
+    @property
+    def own_bias(self) -> Bias:
+        return Bias.UNBIASED if self.rescale == "yes" else Bias.CONTRACTION
+
+    def with_memory(self, has_memory: bool) -> Codec:
+        if self.rescale != "auto":
+            return super().with_memory(has_memory)
+        codec: Any = self
+        fixed = replace(codec, rescale="no" if has_memory else "yes")
+        return super(Rescaled, fixed).with_memory(has_memory)

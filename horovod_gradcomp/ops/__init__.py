@@ -36,6 +36,9 @@ class Ops(Protocol):
     def as_int32(self, word: Any, like: Tensor) -> Tensor:
         """Return a number in ``[0, 2**32)``, or an int64 scalar tensor, as an int32 scalar."""
 
+    def as_int64(self, values: Sequence[int], like: Tensor) -> Tensor:
+        """Return whole numbers as a flat int64 tensor on the device of ``like``."""
+
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """Convert; whole numbers wrap, floats round half to even."""
 
@@ -214,6 +217,9 @@ class Ops(Protocol):
 
     def running_count(self, mask: Tensor) -> Tensor:
         """Return at each place how often a flat mask has been true so far, int64."""
+
+    def running_sum(self, x: Tensor) -> Tensor:
+        """Return at each place the sum of a flat int64 tensor so far."""
 
     def length(self, x: Tensor) -> Tensor | int:
         """Return the size of a flat tensor that may only be known at run time, int64."""

@@ -61,6 +61,10 @@ def as_int32(word: Any, like: Tensor) -> Tensor:
     return tf.constant(word - 2**32 if word >= 2**31 else word, tf.int32)
 
 
+def as_int64(values: Sequence[int], like: Tensor) -> Tensor:
+    return tf.constant(values, tf.int64)
+
+
 def cast(x: Tensor, dtype: str) -> Tensor:
     return tf.cast(x, DTYPES[dtype])
 
@@ -306,6 +310,10 @@ def count_true(mask: Tensor) -> Tensor:
 
 def running_count(mask: Tensor) -> Tensor:
     return tf.cumsum(tf.cast(mask, tf.int64))
+
+
+def running_sum(x: Tensor) -> Tensor:
+    return tf.cumsum(x)
 
 
 def length(x: Tensor) -> Tensor | int:

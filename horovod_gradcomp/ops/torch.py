@@ -61,6 +61,10 @@ def as_int32(word: Any, like: Tensor) -> Tensor:
     return torch.as_tensor(signed, dtype=torch.int32, device=like.device)
 
 
+def as_int64(values: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64, device=like.device)
+
+
 def cast(x: Tensor, dtype: str) -> Tensor:
     if dtype == "uint8" and x.dtype == torch.float32 and x.device.type == "cpu":
         x = x.to(torch.int32)  # two steps that are vectorised, where the direct one is not
@@ -318,6 +322,10 @@ def count_true(mask: Tensor) -> Tensor:
 
 def running_count(mask: Tensor) -> Tensor:
     return mask.cumsum(0)
+
+
+def running_sum(x: Tensor) -> Tensor:
+    return x.cumsum(0)
 
 
 def length(x: Tensor) -> Tensor | int:

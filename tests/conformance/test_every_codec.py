@@ -103,7 +103,7 @@ def test_a_scale_may_be_a_tensor(fw, label):
 def test_a_graph_agrees_with_eager(label):
     fw = frameworks.load("tensorflow")
     shapes = table.MATRICES if table.FORMS[label].mixes else table.split(70_003)
-    case = make(fw, label, shapes, "gaussian")
+    case = first = make(fw, label, shapes, "gaussian")
     call, spec = case.full_call, fw.framework.TensorSpec(case.x.shape, fw.framework.float32)
 
     @fw.framework.function(input_signature=[spec], autograph=True)
@@ -111,7 +111,7 @@ def test_a_graph_agrees_with_eager(label):
         if case.in_rounds:
             return in_rounds(x)
         payload, error, _ = case.codec.encode(fw.xp, x, call, want_error=True)
-        return payload, error, case.decode([payload])
+        return payload, error, first.decode([payload])
 
     @fw.framework.autograph.experimental.do_not_convert
     def in_rounds(x):
@@ -132,8 +132,10 @@ def test_a_graph_agrees_with_eager(label):
             assert got.shape == want.shape  # known while tracing, too
             if case.codec.mixes:
                 if what != "payload":
+                    # An inner codec may round what differs by 1e-7 to two neighbouring codes.
+                    share = 1e-5 if case.codec.then is None else 1e-2
                     wrong = np.abs(fw.array(want) - fw.array(got).astype(np.float64))
-                    assert (wrong <= 1e-5 * np.abs(case.x).max()).all() or kind == "largest", kind
+                    assert (wrong <= share * np.abs(case.x).max()).all() or kind == "largest", kind
                 continue
             checks.same_bits(fw.array(want), fw.array(got), f"{kind}: {what}", signed=False)
 
