@@ -41,7 +41,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     ],
     "terngrad": [{}, {"clip_sigma": None}, {"block": 24, "clip_sigma": 1.0}],
     "natural": [{}],
-    "sign": [{}, {"block": 24}, {"scale": "rms", "block": 65_536}],
+    "sign": [{}, {"block": 24}, {"scale": "rms", "block": 65_536}, {"vote": True}],
     "onebit": [{}, {"block": 24}],
     "topk": [
         {},

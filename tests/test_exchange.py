@@ -19,7 +19,7 @@ PAIRS = {
     f"{label}-{type(memory).__name__}": (codec, memory)
     for label, codec in table.FORMS.items()
     for memory in (NoMemory(), Residual())
-    if not (memory.slots and codec.bias is Bias.UNBIASED)
+    if codec.additive and not (memory.slots and codec.bias is Bias.UNBIASED)
 }
 
 

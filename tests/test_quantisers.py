@@ -11,7 +11,9 @@ from horovod_gradcomp.codecs.logarithmic import Logarithmic
 from horovod_gradcomp.core import random
 from horovod_gradcomp.core.codec import Bias
 from horovod_gradcomp.core.errors import SettingsError
-from tests import checks, frameworks, reference, table
+from horovod_gradcomp.core.memory import NoMemory
+from horovod_gradcomp.core.settings import make
+from tests import checks, frameworks, lockstep, reference, table
 
 F32 = np.float32
 LEAST = 2.0**-80
@@ -472,3 +474,21 @@ def test_near_agreement_is_checked():
     for faulty in (other, large):
         with pytest.raises(AssertionError):
             checks.frameworks_agree([sound, faulty])
+
+
+@pytest.mark.parametrize("average", [True, False], ids=["average", "sum"])
+def test_the_majority_decides(fw, average):
+    """From the rule: the sign of the sum of signs, zero and tiny values being positive."""
+    rng = np.random.default_rng(2)
+    for size in (1, 2, 3, 4):
+        grads = rng.standard_normal((size, 700)).astype(F32)
+        grads[:, :5] = 0
+        want = np.sign(np.where(grads < 0, -1, 1).sum(axis=0))
+        ranks = lockstep.Ranks(fw, build("sign:vote=True"), NoMemory(), size, 700, average)
+        for outcome in ranks.step(0, grads):
+            got = fw.array(outcome.total)
+            np.testing.assert_allclose(got, want * (1 if average else size), rtol=1e-6)
+    assert build("sign:vote=True").wire_bytes(1024) == 128
+    with pytest.raises(SettingsError, match="no sum"):
+        make("sign", {"vote": True, "memory": "residual"})
+    assert make("sign", {"vote": True}).memory == NoMemory()

@@ -43,7 +43,11 @@ BAD: dict[str, dict[str, list]] = {
         "clip_sigma": [-1, -1e-9, 1e7, math.nan, math.inf, True, False, "2.5", [2.5]],
     },
     "natural": {},
-    "sign": {"scale": ["max", "", None, 1, True], "block": [*COUNT, 1, 12]},
+    "sign": {
+        "scale": ["max", "", None, 1, True],
+        "block": [*COUNT, 1, 12],
+        "vote": [0, 1, "yes", None],
+    },
     "onebit": {"block": [*COUNT, 1, 12]},
     "topk": {
         "then": THEN,

@@ -35,8 +35,8 @@ class Bernoulli(Rescaled):
 
     Family: sparsification.
 
-    When to use: as ``randomk``, where independence of positions matters, as in an analysis or a
-    comparison with the paper; ``randomk`` has less variance and sends no empty places.
+    When to use: as ``randomk``, where positions must be independent. That may be for an analysis,
+    or a comparison with the paper; ``randomk`` has less variance and sends no empty places.
 
     Args:
         p: Probability that an element is kept, 2^-31 <= p <= 1; smaller compresses more.

@@ -38,7 +38,7 @@ class CLTK(Projection):
 
     Family: sparsification.
 
-    When to use: many ranks whose gradients are alike, where the payload of ``topk``, gathered from
+    When to use: with many ranks whose gradients are alike. The payload of ``topk``, gathered from
     every rank, grows with their number; this one does not. Without a memory the choice of a step
     leaves out what was sent in the step before.
 

@@ -28,8 +28,9 @@ class DGC(TopK):
     Family: sparsification.
 
     When to use: on slow links, for long runs of SGD with momentum. 0.1 % of the values is enough
-    once training has settled; begin with more, as in ``ratio=ramp(0.25, 0.001, 4 * steps_an_epoch)``
-    or ``"dgc:ratio=0.25..0.001@4000"``. The optimizer's own momentum must be 0, the memory has it.
+    once training has settled; begin with more, as in ``ratio=ramp(0.25, 0.001, 4 * epoch)`` with
+    steps an epoch, or ``"dgc:ratio=0.25..0.001@4000"``. The optimizer's own momentum must be 0, the
+    memory has it.
 
     Args:
         ratio: Fraction of elements kept, 0 < ratio <= 1; smaller compresses more.

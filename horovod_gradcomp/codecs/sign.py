@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..core.blocks import SMALLEST, BlockCodec
 from ..core.codec import Bias, Call, Tensor, check_choice, check_count
 from ..core.kernel import Kernel
+
+_ONE = 0x3F800000  # bits of 1
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,13 @@ class Sign(BlockCodec):
     decoded as ``+scale``, and the memory takes it back in the next step. A block whose scale is
     below 2^-80 is sent as zeros.
 
+    With ``vote`` no scale is sent, and the result is the sign of the majority: 1, -1, or 0 where as
+    many ranks are for as against, whatever the number of ranks and Horovod's op.
+
     =======  =======  ===========  ======================
     tensor   dtype    shape        bytes
     =======  =======  ===========  ======================
-    scale    float32  (blocks, 1)  4 per block
+    scale    float32  (blocks, 1)  4 per block; none with ``vote``
     codes    uint8    packed rows  n / 8, 1 for negative
     =======  =======  ===========  ======================
 
@@ -31,16 +37,19 @@ class Sign(BlockCodec):
 
     Combine: GATHER. Bias: CONTRACTION for ``scale="mean"``, which is the scale of least error;
     NEITHER for ``scale="rms"``, which keeps the block's norm but overshoots where few values are
-    large. Without a memory sign descent need not converge at all.
+    large. Without a memory sign descent need not converge at all. A vote is NEITHER, and takes no
+    memory: its result is no sum of what ranks sent, so that nothing could keep books of it.
 
     When to use: on slow links, for one bit an element. Always with its memory, and with a mild
     start. Not with Adam from the first step: error feedback is reported not to converge there as it
     does with SGD (1-bit Adam starts dense). Not with many ranks, since every rank receives all
-    payloads.
+    payloads. A vote is another algorithm, signSGD: its step has the size of the learning rate in
+    every element, which must be chosen for it.
 
     Args:
-        scale: "mean" or "rms".
+        scale: "mean" or "rms"; not used with ``vote``.
         block: Elements that share a scale, a multiple of 8; larger compresses a little more.
+        vote: Whether ranks vote.
 
     Raises:
         SettingsError: A setting is out of range.
@@ -53,23 +62,33 @@ class Sign(BlockCodec):
     Reference:
         Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient
         Compression Schemes", ICML 2019, arXiv:1901.09847. ``scale="rms"``: Tang et al., "1-bit
-        Adam", ICML 2021, arXiv:2102.02888.
+        Adam", ICML 2021, arXiv:2102.02888. ``vote``: Bernstein, Zhao, Azizzadenesheli, Anandkumar,
+        "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", ICLR 2019,
+        arXiv:1810.05291.
 
-    Differs from the paper: a scale for each block, not each layer. There is no majority vote
-    (arXiv:1810.05291): its result is no sum of what ranks sent, so that no memory could keep books
-    of it.
+    Differs from the paper: a scale for each block, not each layer; a tied vote is 0.
     """
 
     scale: str = "mean"
     block: int = 1024
+    vote: bool = False
 
     def __post_init__(self) -> None:
         check_choice("sign", "scale", self.scale, ("mean", "rms"))
         check_count("sign", "block", self.block, minimum=8, multiple=8)
+        check_choice("sign", "vote", self.vote, (True, False))
 
     @property
     def bias(self) -> Bias:
-        return Bias.CONTRACTION if self.scale == "mean" else Bias.NEITHER
+        return Bias.CONTRACTION if self.scale == "mean" and not self.vote else Bias.NEITHER
+
+    @property
+    def additive(self) -> bool:
+        return not self.vote
+
+    @property
+    def header_count(self) -> int:
+        return 0 if self.vote else 1
 
     @property
     def code_bits(self) -> int:
@@ -80,19 +99,33 @@ class Sign(BlockCodec):
         return self.block
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> Kernel | None:
+        if self.vote:
+            return None
         return Kernel(f"sign_{self.scale}", 1, self.headers, (SMALLEST,))
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         width = rows.shape[1]
+        # The sum is never -0, nor a subnormal.
+        codes = xp.shift_right(xp.view(xp.add(rows, SMALLEST), "int32"), 31)
+        if self.vote:
+            return rows[:, :0], codes
         if self.scale == "mean":
             scale = xp.scale_(xp.row_sum(xp.view(xp.magnitude(rows), "float32")), 1.0 / width)
         else:
             scale = xp.scale_(xp.row_norm(rows), 1.0 / math.sqrt(width))
-        # The sum is never -0, nor a subnormal.
-        codes = xp.shift_right(xp.view(xp.add(rows, SMALLEST), "int32"), 31)
         return xp.flush(xp.cast(scale, "float32"), SMALLEST), codes
 
     def dequantize(self, xp: Any, headers: Tensor, codes: Tensor) -> Tensor:
         sign = xp.shift_left_(xp.cast(codes, "int32"), 31)
-        return xp.view(xp.bit_xor_(sign, xp.view(headers, "int32")), "float32")
+        size = _ONE if self.vote else xp.view(headers, "int32")
+        return xp.view(xp.bit_xor_(sign, size), "float32")
+
+    def decode(
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
+    ) -> Tensor:
+        if not self.vote:
+            return super().decode(xp, payloads, numel, call, scale=scale)
+        votes = super().decode(xp, payloads, numel, call, scale=1.0)
+        # A factor on the mean of what all ranks sent is one on what they agreed on.
+        return xp.scale_(xp.clamp_(votes, -1.0, 1.0), scale * len(payloads))

@@ -35,8 +35,8 @@ class Threshold(Selection):
 
     Family: sparsification.
 
-    When to use: where the scale of gradients is known. A pass over them is all that selection costs.
-    Horovod's messages must not change in size, so the payload does not shrink when fewer
+    When to use: where the scale of gradients is known. A pass over them is all that selection
+    costs. Horovod's messages must not change in size, so the payload does not shrink when fewer
     values are above the threshold: ``topk`` sends as much and fills every place. Too low a
     threshold fills all places in every step, and is then a slower ``topk``.
 

@@ -43,7 +43,7 @@ class Tucker(Projection):
 
     Family: low rank.
 
-    When to use: convolution kernels, whose modes are each of low rank, where the payload is far
+    When to use: for convolution kernels, whose modes are each of low rank. The payload is far
     smaller than that of ``acp``, which sees a matrix. For matrices the two are alike.
 
     Args:

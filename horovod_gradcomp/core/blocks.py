@@ -51,6 +51,11 @@ class BlockCodec(Codec):
         """Elements a block, a multiple of 8."""
 
     @property
+    def header_count(self) -> int:
+        """Header values a block, with the present settings."""
+        return self.headers
+
+    @property
     def kernel(self) -> Kernel | None:
         """The compiled kernel that gives the same bits as this class's two functions, if any."""
         return None
@@ -161,7 +166,7 @@ class BlockCodec(Codec):
     def _layout(self, parts: Sequence[_Part]) -> Layout:
         rows = sum(part.rows for part in parts)
         nbytes = sum(part.rows * part.packed for part in parts)
-        return Layout((Section("float32", rows, self.headers), Section("uint8", 1, nbytes)))
+        return Layout((Section("float32", rows, self.header_count), Section("uint8", 1, nbytes)))
 
     def _parts(self, sizes: Sequence[int]) -> list[_Part]:
         """Return the rows of each tensor: its full blocks, then its last short one."""

@@ -136,9 +136,14 @@ class Codec(ABC):
         """How the error behaves with the present settings."""
 
     @property
+    def additive(self) -> bool:
+        """Whether decoded payloads add up; where they do not, no memory can keep books of them."""
+        return True
+
+    @property
     def default_memory(self) -> str:
         """The memory that this codec comes with."""
-        return "none" if self.bias is Bias.UNBIASED else "residual"
+        return "residual" if self.additive and self.bias is not Bias.UNBIASED else "none"
 
     @abstractmethod
     def wire_bytes(self, *extents: Extent) -> int:

@@ -89,8 +89,17 @@ class Memory(ABC):
         """Return the mean gradient, from the mean of what was sent, which stays as it is."""
         return mean
 
-    def check(self, codec: Codec) -> None:  # noqa: B027 - most memories suit every codec
+    def check(self, codec: Codec) -> None:
         """Raise :class:`SettingsError` if this memory is no use with a codec."""
+        if self.slots and not codec.additive:
+            raise SettingsError(
+                explain(
+                    got=f"a memory with '{codec.describe()}'",
+                    expected="memory 'none'",
+                    why="its result is no sum of what ranks sent, so that nothing can be said of "
+                    "what is left",
+                )
+            )
 
     @property
     def wants_error(self) -> bool:
@@ -163,6 +172,7 @@ class Residual(Memory):
         return (done.error,)
 
     def check(self, codec: Codec) -> None:
+        super().check(codec)
         _refuse_unbiased("residual", codec)
 
 
@@ -229,6 +239,7 @@ class Momentum(Memory):
         return speed, done.error
 
     def check(self, codec: Codec) -> None:
+        super().check(codec)
         _refuse_unbiased("momentum", codec)
 
 
@@ -275,6 +286,7 @@ class EF21(Memory):
         return xp.add(state[1], mean)
 
     def check(self, codec: Codec) -> None:
+        super().check(codec)
         _refuse_unbiased("ef21", codec)
 
 
@@ -307,6 +319,7 @@ class Differential(EF21):
         return own, xp.add(state[1], xp.scaled(done.mean, self.alpha))
 
     def check(self, codec: Codec) -> None:
+        Memory.check(self, codec)
         if codec.bias is Bias.UNBIASED and self.alpha == 1:
             raise SettingsError(
                 explain(
