@@ -187,6 +187,9 @@ def test_modes_that_are_not_cut_need_no_basis():
     assert codec.wire_bytes((64, 32, 3, 3)) == 4 * 64 * 4 * 9
     assert codec.wire_bytes((64, 3, 3)) == 4 * 64 * 9  # one mode alone is cut: sent as it is
     assert codec.wire_bytes((64,), ()) == 4 * 65
+    for rate, share in ((0.12, 1), (0.13, 0.125)):
+        other = build(f"tucker:ranks=4,max_rate={rate}")
+        assert other.wire_bytes((64, 32, 3, 3)) == 4 * 64 * 32 * 9 * share
     assert build("tucker:ranks=16x8x2").wire_bytes((64, 64, 3, 3)) == 4 * 16 * 64 * 2 * 2
 
 

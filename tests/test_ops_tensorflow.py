@@ -201,6 +201,18 @@ CASES = {
     # Rounded to what every framework agrees on.
     "log1p_": [(lambda xp, a: xp.round_(xp.scale_(xp.log1p_(a), 1e3)), [np.abs(SMALL_ROWS)])],
     "expm1_": [(lambda xp, a: xp.round_(xp.scale_(xp.expm1_(a), 1e3)), [np.abs(SMALL_ROWS)])],
+    # Of small whole numbers, whose sums are exact.
+    "matmul": [
+        (lambda xp, a, b: xp.matmul(xp.round_(a), xp.round_(b)), [SMALL_ROWS, SMALL_ROWS.T.copy()]),
+        (
+            lambda xp, a, b: xp.matmul(xp.round_(a), xp.round_(b)),
+            [SMALL_ROWS[:, :9].copy(), SMALL_ROWS[:, :36].reshape(4, 9, 9)],
+        ),
+    ],
+    "transpose": [
+        (lambda xp, a: xp.transpose(a), [ROWS]),
+        (lambda xp, a: xp.transpose(a), [ROWS.reshape(4, 8, 128)]),
+    ],
     "bit_and": [
         (lambda xp, a: xp.bit_and(a, 15), [BYTES]),
         (lambda xp, a: xp.bit_and(a, 2**32 - 1), [LONGS]),
