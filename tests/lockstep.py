@@ -71,6 +71,7 @@ class Ranks:
     average: bool = True
     held: list[tuple[Any, ...]] = field(default_factory=list)
     shared: list[tuple[Any, ...]] = field(default_factory=list)
+    turn: int = 0
 
     def __post_init__(self) -> None:
         call, like = self._call(0, 0), self.fw.tensor(np.zeros(1, np.float32))
@@ -92,7 +93,7 @@ class Ranks:
                 xp,
                 self.codec,
                 memory.compensate(xp, grad, state, None, note=notes[rank]),
-                replace(self._call(number, rank), shared=self.shared[rank]),
+                replace(self._call(number, rank), step=self.turn, shared=self.shared[rank]),
                 want_error=want,
                 name=NAME,
                 own=memory.references,
@@ -114,6 +115,7 @@ class Ranks:
                 for state, o, note, mean in zip(self.held, outcomes, notes, means)
             ]
             self.shared = [o.shared for o in outcomes]
+            self.turn += 1
         return outcomes
 
     def _call(self, step: int, rank: int) -> Call:

@@ -371,3 +371,22 @@ def test_composition(fw, text, combine, bias):
     checks.nothing_is_lost(case)
     alone = case_of(fw, outer_text, shapes, case.x)
     assert np.abs(case.left - alone.left).max() > 1e-5  # it knows of the rounding, too
+
+
+@pytest.mark.parametrize("text", ["acp:rank=3", "powersgd:rank=3", "tucker:ranks=3", "cltk"])
+@pytest.mark.parametrize("shapes", [((10, 90),), ((90, 10),)], ids=str)
+def test_a_bad_step_does_not_turn_the_sides(text, shapes):
+    """What was not kept does not count as a step: the next one uses the bases as they are for."""
+    ranks = ranks_of(TORCH, text, shapes, size=2)
+    grads = table.rng(3).standard_normal((2, 900)).astype(F32)
+    for step in range(9):
+        spoilt = grads.copy()
+        if step in (1, 4, 5):
+            spoilt[1, 7] = np.inf
+        outcomes = ranks.step(step, spoilt)
+        for outcome, grad in zip(outcomes, grads):
+            if step not in (1, 4, 5):
+                error = ranks.fw.array(outcome.error)
+                assert np.linalg.norm(error) <= np.linalg.norm(grad) * (1 + 1e-6), step
+                total = ranks.fw.array(outcome.total)
+                assert np.linalg.norm(total) > 0.1 * np.linalg.norm(grads.mean(axis=0)), step

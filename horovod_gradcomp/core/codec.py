@@ -83,7 +83,8 @@ class Call:
         size: Number of ranks whose payloads are combined.
         shapes: Shapes of the tensors that make up the flat input, in order.
         key: Two 32-bit words from :func:`horovod_gradcomp.core.random.fold`.
-        step: Steps before this one; a number, or an int64 scalar tensor in a graph.
+        step: Good steps of this codec before this one, so that it goes on when the shared state
+            does; a number, or an int64 scalar tensor in a graph.
         rank: Which of the ranks, in the order of payloads, this is.
         shared: The codec's shared state, one tensor for each of :attr:`Codec.slots`.
     """

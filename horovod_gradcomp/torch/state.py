@@ -24,7 +24,12 @@ def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
         "rank": hvd.rank() if ready else 0,
         "settings": settings.describe(),
         "optimizers": [
-            {"step": b.step, "memory": _copied(_parts(b)), "shared": _copied(_shared_parts(b))}
+            {
+                "step": b.step,
+                "turns": {unit.bucket.name: unit.turn for unit in b.units},
+                "memory": _copied(_parts(b)),
+                "shared": _copied(_shared_parts(b)),
+            }
             for b in bindings
         ],
     }
@@ -73,6 +78,8 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
         for name, part in here.items():
             part.copy_(saved[slot][name])
     binding.step = entry["step"]
+    for unit in binding.units:
+        unit.turn = entry["turns"][unit.bucket.name]
 
 
 Tables = dict[str, dict[str, torch.Tensor]]

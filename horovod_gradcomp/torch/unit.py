@@ -55,6 +55,7 @@ class Unit:
             torch.zeros(bucket.numel, dtype=torch.float32, device=device)
             for _ in settings.memory.slots
         )
+        self.turn = 0
         self.codec: Codec | None = None
         self.shared: tuple[Tensor, ...] = ()
         self.prepare(0)
@@ -70,6 +71,7 @@ class Unit:
         if codec is self.codec:
             return
         self.codec, self._rounds = codec, codec.round_count(self.bucket.shapes)
+        self.turn = 0
         start = Call(shapes=self.bucket.shapes, key=random_key(self._settings, self.bucket.name, 0))
         self.shared = codec.initial(xp, start, torch.empty(0, device=self.device))
 
@@ -134,7 +136,7 @@ class Unit:
                 size=size,
                 shapes=self.bucket.shapes,
                 key=random_key(self._settings, self.bucket.name, step),
-                step=step,
+                step=self.turn,
                 rank=rank,
                 shared=self.shared,
             ),
@@ -253,6 +255,7 @@ class Unit:
         outcome, memory, old = self._outcome, self._settings.memory, self.state
         assert outcome is not None
         self.shared = outcome.shared
+        self.turn += 1
         done = Done(outcome.error, self._note, outcome.kept, self._mean)
         self.state = memory.update(xp, old, done)
         if not memory.references:  # what is held sent zero and stays; references saw that, too
