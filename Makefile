@@ -16,10 +16,11 @@ CONSTRAINTS ?= docker/constraints.txt
 PIP_ARGS ?=
 HOROVOD_ARGS ?=
 PYTEST_ARGS ?=
+JOBS ?= $(shell nproc 2>/dev/null | awk '{ print $$1 < 4 ? $$1 : 4 }')
 
 # What demo and test run
 DEMO := examples/demo.py
-TEST := -m pytest tests
+TEST := -m pytest tests --dist loadgroup
 SCRIPTS := docker/*.sh .ci/run
 KERNELS := $(wildcard horovod_gradcomp/native/*.[ch])
 
@@ -51,6 +52,7 @@ Settings: make TARGET NAME=VALUE
   PYTHON       default: python3.11, else python3
   VENV         default: .venv
   PYTEST_ARGS  e.g. '-k topk'
+  JOBS         tests at a time (default: one a core, at most 4; 0: without helpers)
 endef
 
 help: export HELP_TEXT := $(HELP_TEXT)
@@ -115,7 +117,7 @@ demo: env
 
 test: env
 	$(ACTIVE)
-	python $(TEST) $(PYTEST_ARGS)
+	python $(TEST) -n $(JOBS) $(PYTEST_ARGS)
 
 lint: env
 	$(ACTIVE)

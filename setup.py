@@ -96,6 +96,6 @@ setup(
         "cli": ["rich", "typer"],
         "examples": ["mlxtend", "numpy", "rich", "typer"],
         "plot": ["matplotlib", "rich"],
-        "test": ["hypothesis", "numpy", "pytest", "pytest-timeout"],
+        "test": ["hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist"],
     },
 )
