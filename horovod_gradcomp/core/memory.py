@@ -43,6 +43,8 @@ class Memory(ABC):
     """Names of the state tensors, each flat float32 of the gradient's size, zero at first."""
     notes: ClassVar[bool] = False
     """Whether a step needs one more tensor, from :meth:`note`."""
+    is_momentum: ClassVar[bool] = False
+    """Whether it takes the place of the optimizer's own momentum."""
     references: ClassVar[bool] = False
     """Whether what is sent is a difference to a reference, so that :meth:`reduced` makes a gradient
     of the mean, and the size of the mean must be known."""
@@ -199,6 +201,7 @@ class Momentum(Memory):
 
     slots: ClassVar[tuple[str, ...]] = ("momentum", "residual")
     notes: ClassVar[bool] = True
+    is_momentum: ClassVar[bool] = True
 
     m: float = 0.9
     nesterov: bool = False

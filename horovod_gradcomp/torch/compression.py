@@ -15,6 +15,7 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
+from ..core import fit
 from ..core.errors import BindingError, SettingsError, explain
 from ..core.namespace import Namespace
 from ..core.settings import Settings, compose
@@ -60,6 +61,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._bindings: list[Binding] = []
         self._pending: list[Mapping[str, Any]] = []
         self._warned = False
+        self._said: set[str] = set()
         if grad_scaler is not None and not hasattr(grad_scaler, "_get_scale_async"):
             raise SettingsError(
                 explain(got=f"grad_scaler={grad_scaler!r}", expected="a torch.amp.GradScaler")
@@ -175,6 +177,10 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             for p in group["params"]
             if p in optimizer._requires_update
         ]
+        for doubt in fit.doubts(self._settings, optimizer.param_groups):
+            if doubt not in self._said:
+                self._said.add(doubt)
+                warnings.warn(f"horovod_gradcomp: {doubt}", stacklevel=3)
         process_set = getattr(optimizer, "process_set", hvd.global_process_set)
         self._add(self._binding(named, process_set, optimizer))
         return self

@@ -12,6 +12,7 @@ import math
 import pickle
 import sys
 import traceback
+import warnings
 from typing import Any, Callable
 
 import horovod.torch as hvd
@@ -420,6 +421,21 @@ def horovods_recipe_with_a_grad_scaler(kind: str) -> None:
         if step == 4:
             assert all(torch.equal(held[n], v) for n, v in whole_state(compression).items())
     same_everywhere(net.parameters())
+
+
+@check()
+def doubts_are_said_once() -> None:
+    net, compression = Net(), Compression.topk(**SMALL)
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.Adam(net.parameters()),
+        named_parameters=net.named_parameters(),
+        compression=compression,
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(3):
+            reduce(net, optimizer, step)
+    assert len([w for w in caught if "start_after" in str(w.message)]) == 1
 
 
 @check()

@@ -1,0 +1,35 @@
+"""What is known to go badly together, said once when an optimizer is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .settings import Settings
+
+
+def doubts(settings: Settings, groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return what speaks against settings with an optimizer.
+
+    Args:
+        settings: Of the compressor.
+        groups: The optimizer's parameter groups, as plain dictionaries.
+    """
+    out, groups = [], list(groups)
+    if settings.memory.is_momentum and any(_number(g.get("momentum")) > 0 for g in groups):
+        out.append(
+            "memory='momentum' takes the place of the optimizer's momentum, which is not 0: old "
+            "gradients count twice. Set momentum=0, or use memory='residual'."
+        )
+    adaptive = any("betas" in g or "alpha" in g or "rho" in g for g in groups)
+    if adaptive and settings.memory.slots and not settings.options.start_after:
+        out.append(
+            "error feedback with an optimizer that adapts to the size of gradients (Adam and its "
+            "kin) is reported to converge worse than with SGD. Start uncompressed, as with "
+            "start_after= at 10 to 25 % of all steps, or compare with memory='none' and fp16."
+        )
+    return out
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0
