@@ -9,6 +9,7 @@ from ..core.errors import (
 )
 from .compression import Compression, Compressor
 from .optimizer import DistributedOptimizer
+from .state import resize_state
 
 __all__ = [
     "BindingError",
@@ -19,4 +20,5 @@ __all__ = [
     "GradCompError",
     "SettingsError",
     "StateError",
+    "resize_state",
 ]

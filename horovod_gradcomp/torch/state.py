@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,7 +49,7 @@ def check(settings: Settings, saved: Mapping[str, Any]) -> Sequence[Mapping[str,
         if here != there:
             faults.append(
                 f"saved by rank {there[1]} of {there[0]}, loaded by rank {here[1]} of {here[0]}; "
-                "each rank must load what it saved"
+                "each rank must load what it saved; resize_state makes states for other ranks"
             )
     if faults:
         raise StateError("this state does not fit: " + "; ".join(faults))
@@ -56,8 +57,68 @@ def check(settings: Settings, saved: Mapping[str, Any]) -> Sequence[Mapping[str,
     return entries
 
 
+def resize_state(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
+    """Return states for another number of ranks, from those of all ranks that saved.
+
+    What is owed to the model is the mean of what ranks remember, since Horovod averages. Every new
+    rank therefore starts from that mean, and nothing is lost or counted twice. What all ranks share
+    stays as it is.
+
+    Args:
+        states: What ``state_dict`` returned, of every rank of one run at one step, in any order.
+        world_size: Ranks that will go on, at least 1.
+
+    Returns:
+        One state a rank, in rank order, for ``load_state_dict``.
+
+    Raises:
+        StateError: States are missing, or are not of one run and step.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise StateError(f"got world_size={world_size!r}; expected a whole number, at least 1")
+    ordered = sorted(states, key=lambda state: state["rank"])
+    faults = []
+    expected = ordered[0]["world_size"] if ordered else 1
+    found = [state["rank"] for state in ordered]
+    if found != list(range(expected)):
+        faults.append(f"states of ranks {found}, expected one of each of {expected}")
+    for what in ("format", "world_size", "settings"):
+        values = {repr(state.get(what)) for state in ordered}
+        if len(values) > 1:
+            faults.append(f"{what} differs: {', '.join(sorted(values))}")
+    steps = {tuple(entry["step"] for entry in state["optimizers"]) for state in ordered}
+    if len(steps) > 1:
+        faults.append(f"saved at different steps: {sorted(steps)}")
+    if faults:
+        raise StateError("these states are not those of one run: " + "; ".join(faults))
+    optimizers = [_mean_entry(entries) for entries in zip(*(s["optimizers"] for s in ordered))]
+    return [
+        {
+            **ordered[0],
+            "world_size": world_size,
+            "rank": rank,
+            "optimizers": copy.deepcopy(optimizers),
+        }
+        for rank in range(world_size)
+    ]
+
+
+def _mean_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one optimizer's entry with the mean of what ranks remember, summed in float64."""
+    first = entries[0]
+    memory = {
+        slot: {
+            name: torch.stack([e["memory"][slot][name].double() for e in entries]).mean(0).float()
+            for name in table
+        }
+        for slot, table in first["memory"].items()
+    }
+    return {**first, "memory": memory}
+
+
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
+    before = [unit.phase for unit in binding.units]
     for unit in binding.units:
         unit.prepare(max(entry["step"] - 1, 0))
     parts = {**_parts(binding), **_shared_parts(binding)}
@@ -73,6 +134,8 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
             if there[n].shape != here[n].shape
         ]
     if faults:
+        for unit, phase in zip(binding.units, before):
+            unit.phase = phase
         raise StateError("this state does not fit the model: " + "; ".join(faults))
     for slot, here in parts.items():
         for name, part in here.items():

@@ -55,7 +55,7 @@ class Unit:
             torch.zeros(bucket.numel, dtype=torch.float32, device=device)
             for _ in settings.memory.slots
         )
-        self.turn = 0
+        self.turn = self._rounds = 0
         self.codec: Codec | None = None
         self.shared: tuple[Tensor, ...] = ()
         self.prepare(0)
@@ -64,6 +64,15 @@ class Unit:
     def slots(self) -> tuple[str, ...]:
         """Names of the shared state's tensors."""
         return () if self.codec is None else self.codec.slots
+
+    @property
+    def phase(self) -> tuple[Any, ...]:
+        """The codec in use, and what it carries from step to step."""
+        return self.codec, self._rounds, self.shared, self.turn
+
+    @phase.setter
+    def phase(self, value: tuple[Any, ...]) -> None:
+        self.codec, self._rounds, self.shared, self.turn = value
 
     def prepare(self, step: int) -> None:
         """Take up the codec of a step, with the shared state that a new one begins with."""
