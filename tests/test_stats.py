@@ -8,6 +8,7 @@ from horovod_gradcomp.core.stats import Stats, UnitStats
 def filled():
     stats = Stats(steps=4)
     stats.units["a+1"] = UnitStats(numel=100, raw_bytes=1600, wire_bytes=160, encode_ms=8.0)
+    stats.units["a+1"].collectives = 12
     stats.bypassed = UnitStats(numel=10, raw_bytes=160, wire_bytes=160)
     stats.bypassed_names = ["bias"]
     return stats
@@ -25,6 +26,7 @@ def test_totals():
     assert report["ratio"] == 320 / 1760
     assert report["compressed"]["ratio"] == 0.1
     assert report["compressed"]["encode_ms_per_step"] == 2.0
+    assert report["collectives_per_step"] == 3.0
     assert report["bypassed"]["ratio"] == 1.0
     assert report["bypassed"]["names"] == ["bias"]
     assert report["buckets"]["a+1"]["wire_bytes_per_step"] == 40

@@ -17,6 +17,7 @@ class UnitStats:
         numel: Elements a step.
         raw_bytes: Bytes that the gradients hold, over all steps.
         wire_bytes: Bytes handed to Horovod, over all steps.
+        collectives: Tensors handed to Horovod, carriers among them, over all steps.
         encode_ms: Time in compress, over all steps.
         wait_ms: Time waiting for own collectives, over all steps.
         decode_ms: Time in decompress without the wait, over all steps.
@@ -25,6 +26,7 @@ class UnitStats:
     numel: int = 0
     raw_bytes: int = 0
     wire_bytes: int = 0
+    collectives: int = 0
     encode_ms: float = 0.0
     wait_ms: float = 0.0
     decode_ms: float = 0.0
@@ -78,6 +80,7 @@ def _sums(units: list[UnitStats], steps: int) -> dict[str, Any]:
         "raw_bytes_per_step": raw / steps,
         "wire_bytes_per_step": wire / steps,
         "ratio": wire / raw if raw else None,
+        "collectives_per_step": sum(u.collectives for u in units) / steps,
         "encode_ms_per_step": sum(u.encode_ms for u in units) / steps,
         "wait_ms_per_step": sum(u.wait_ms for u in units) / steps,
         "decode_ms_per_step": sum(u.decode_ms for u in units) / steps,

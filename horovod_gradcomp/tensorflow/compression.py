@@ -232,7 +232,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         """Return bytes so far, as plain numbers, under the names of the torch front end.
 
         Steps are counted when they run. Sparse gradients, which Horovod never hands to a
-        compressor, are not counted. Times are None: a graph does not show them.
+        compressor, are not counted. Times and collectives are None: a graph does not show them.
         """
         stats = Stats()
         for record in self._book.steps.records.values():
@@ -241,7 +241,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         report = stats.report(size=size, settings=self._settings.describe())
         tables = [report, report["compressed"], report["bypassed"], *report["buckets"].values()]
         for table in tables:
-            table.update({key: None for key in table if key.endswith("_ms_per_step")})
+            unknown = ("_ms_per_step", "collectives_per_step")
+            table.update({key: None for key in table if key.endswith(unknown)})
         return report
 
     def __repr__(self) -> str:

@@ -122,6 +122,7 @@ class Binding:
                 self._send(unit)
             carrier = self._next_carrier()
             unit.stats.wire_bytes += 4 * Carrier.WIDTH
+            unit.stats.collectives += 1
         return carrier, ticket
 
     def decompress(self, reduced: Tensor, ticket: Ticket) -> Tensor:
@@ -165,6 +166,7 @@ class Binding:
             payload = payload.contiguous()
         stats.raw_bytes += tensor.numel() * tensor.element_size()
         stats.wire_bytes += payload.numel() * payload.element_size()
+        stats.collectives += 1
         return payload
 
     def _send(self, unit: Unit) -> Tensor:

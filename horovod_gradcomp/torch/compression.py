@@ -280,7 +280,8 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         ``raw_bytes`` is what the gradients hold, ``wire_bytes`` what this rank handed to Horovod
         (payloads, carriers and uncompressed tensors), ``ratio`` their quotient; each in total, per
         step, for compressed tensors only, for bypassed ones with their names, and per bucket.
-        Times are in milliseconds: ``encode_ms_per_step``, ``decode_ms_per_step`` and
+        ``collectives_per_step`` counts tensors handed to Horovod, which fuses most of them. Times
+        are in milliseconds: ``encode_ms_per_step``, ``decode_ms_per_step`` and
         ``wait_ms_per_step`` for own collectives.
         """
         size = hvd.size() if hvd.is_initialized() else 1

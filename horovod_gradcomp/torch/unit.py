@@ -290,6 +290,7 @@ class Unit:
     def _counted(self, request: exchange.Request) -> exchange.Request:
         payload = request.payload
         self.stats.wire_bytes += payload.numel() * payload.element_size()
+        self.stats.collectives += 1
         return request
 
     def _finish(self, reply: exchange.Reply, lift: Any) -> None:

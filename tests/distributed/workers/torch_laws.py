@@ -466,6 +466,17 @@ def horovods_recipe_with_a_grad_scaler(kind: str) -> None:
 
 
 @check()
+def collectives_are_counted() -> None:
+    """Three small tensors in any case; payloads, or carriers and own collectives."""
+    for kind, expected in {"randomk": 4, "acp": 4, "topk": 1 + 4, "powersgd": 2 + 4}.items():
+        net, compression = Net(), ALL[kind]()
+        optimizer = make(net, compression)
+        for step in range(3):
+            reduce(net, optimizer, step)
+        assert compression.stats()["collectives_per_step"] == 3 + expected, kind
+
+
+@check()
 def doubts_are_said_once() -> None:
     net, compression = Net(), Compression.topk(**SMALL)
     optimizer = hvd.DistributedOptimizer(
