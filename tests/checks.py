@@ -48,7 +48,7 @@ class Case:
     def full_call(self) -> Call:
         """The call with the shared state that a codec starts from."""
         shared = self.codec.initial(self.fw.xp, self.call, self.fw.tensor(self.x))
-        return replace(self.call, step=0, shared=shared)
+        return replace(self.call, shared=shared)
 
     @property
     def in_rounds(self) -> bool:

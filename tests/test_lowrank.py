@@ -332,14 +332,14 @@ def test_a_step_may_be_a_tensor(text):
     @tf.function(autograph=False)
     def run(x, number):
         call = dataclasses.replace(start.full_call, step=number)
-        payload, error = start.codec.encode(fw.xp, x, call, want_error=True)
+        payload, error, _ = start.codec.encode(fw.xp, x, call, want_error=True)
         done = start.codec.finish(fw.xp, [payload], start.x.size, call, scale=1.0)
         assert payload.shape == start.once.payload.shape
         return error, done.total, done.shared[0]
 
     for step in range(12):
         call = dataclasses.replace(start.full_call, step=step)
-        payload, error = start.codec.encode(fw.xp, fw.tensor(x), call, want_error=True)
+        payload, error, _ = start.codec.encode(fw.xp, fw.tensor(x), call, want_error=True)
         done = start.codec.finish(fw.xp, [payload], x.size, call, scale=1.0)
         got = run(fw.tensor(x), tf.constant(step, tf.int64))
         for a, b in zip((error, done.total, done.shared[0]), got):
