@@ -59,7 +59,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"value": 100.0, "max_ratio": 0.01},
         {"value": 0.1, "max_ratio": 1.0, "then": "fp16"},
     ],
-    "dgc": [{}, {"ratio": 0.05, "select": "exact", "then": "qsgd"}],
+    "dgc": [{}, {"ratio": 0.05, "select": "exact", "then": "fp8"}],
     "randomk": [
         {},
         {"ratio": 0.3},

@@ -8,7 +8,6 @@ import pytest
 from horovod_gradcomp import ExchangeError
 from horovod_gradcomp.codecs import REGISTRY, build
 from horovod_gradcomp.core import exchange
-from horovod_gradcomp.core.codec import Bias
 from horovod_gradcomp.core.exchange import Carrier, Gather, Reduce, Reply
 from horovod_gradcomp.core.memory import NoMemory, Residual
 from horovod_gradcomp.core.settings import make, signature
@@ -19,7 +18,7 @@ PAIRS = {
     f"{label}-{type(memory).__name__}": (codec, memory)
     for label, codec in table.FORMS.items()
     for memory in (NoMemory(), Residual())
-    if codec.additive and not (memory.slots and codec.bias is Bias.UNBIASED)
+    if codec.additive and (codec.feeds_back or not memory.slots)
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from horovod_gradcomp.core.fit import doubts
+from horovod_gradcomp.core.fit import doubts, unused_rules
 from horovod_gradcomp.core.settings import make
 
 W = [torch.nn.Parameter(torch.zeros(3))]
@@ -38,3 +38,10 @@ def test_adaptive_optimizers_want_a_dense_start(optimizer):
     assert said("topk", {"memory": "none"}, optimizer) == []
     assert said("fp16", {}, optimizer) == []
     assert said("topk", {}, SGD) == []
+
+
+def test_a_rule_that_matches_nothing_is_named():
+    settings = make("topk", {"rules": [("embed.*", None), ("fc.*", "fp16")]})
+    (text,) = unused_rules(settings, ["fc1.weight", "fc1.bias"])
+    assert "'embed.*'" in text
+    assert "fc1.weight" in text

@@ -268,3 +268,33 @@ def test_numpy_numbers_are_refused_or_mean_the_same():
     assert build("topk") == REGISTRY["topk"](ratio=np.float64(0.01))
     with pytest.raises(SettingsError, match="bits="):
         REGISTRY["linear"](bits=np.float64(4))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "topk+qsgd", "svd+terngrad", "acp+natural", "topk+sign:vote=True", "randomk+terngrad",
+        "randomk:rescale=yes+sign:vote=True",
+    ],
+)  # fmt: skip
+def test_noise_that_a_memory_would_let_grow_is_refused_after_a_plus(text):
+    with pytest.raises(SettingsError, match="fed back"):
+        build(text)
+
+
+def test_what_is_rescaled_has_no_memory():
+    for text in (
+        "randomk:rescale=yes+fp16",
+        "bernoulli:rescale=yes+linear",
+        "randomk:rescale=yes+qsgd",
+    ):
+        codec = parse_codec(text)
+        assert assemble(codec, Options()).memory == NoMemory()
+        for memory in ("residual", "momentum", "ef21"):
+            with pytest.raises(SettingsError, match="unbiased"):
+                assemble(codec, Options(memory=memory))
+
+
+def test_terngrad_takes_no_memory():
+    with pytest.raises(SettingsError, match="noisy"):
+        make("terngrad", {"memory": "residual"})

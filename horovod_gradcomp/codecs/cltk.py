@@ -106,6 +106,9 @@ class CLTK(Projection):
         values = sent[: self.count(xp.numel(x))]
         return xp.put_(x, where, xp.sub(xp.take(x, where), values))
 
+    def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:
+        return call.shared[0], None
+
     def expand(
         self, xp: Any, sent: Sequence[Sent], numel: int, call: Call, *, scale: Any
     ) -> Tensor:

@@ -76,8 +76,8 @@ class TernGrad(BlockCodec):
         return Bias.NEITHER if self.clip_sigma else Bias.UNBIASED
 
     @property
-    def default_memory(self) -> str:
-        return "none"
+    def feeds_back(self) -> bool:
+        return False
 
     @property
     def code_bits(self) -> int:

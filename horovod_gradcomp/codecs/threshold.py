@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.codec import Call, Tensor, check_fraction, check_range
+from ..core.projection import Kept
 from ..core.select import above
 from ..core.sparse import Selection
 
@@ -91,6 +92,9 @@ class Threshold(Selection):
         first = xp.logical_and(largest, xp.less(xp.running_count(largest), 2))
         none = xp.equal(xp.count_true(kept), 0)
         return xp.where(xp.logical_or(kept, xp.logical_and(none, first)), values, 0.0)
+
+    def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:
+        return kept.note, xp.logical_not(xp.equal(xp.magnitude(kept.values), 0))
 
     @property
     def _bits(self) -> int:

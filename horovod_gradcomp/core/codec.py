@@ -142,9 +142,18 @@ class Codec(ABC):
         return True
 
     @property
+    def feeds_back(self) -> bool:
+        """Whether its error may be added to the next input.
+
+        Where it may be larger than the input, as that of an unbiased codec may, it would grow
+        without end.
+        """
+        return self.additive and self.bias is not Bias.UNBIASED
+
+    @property
     def default_memory(self) -> str:
         """The memory that this codec comes with."""
-        return "residual" if self.additive and self.bias is not Bias.UNBIASED else "none"
+        return "residual" if self.feeds_back else "none"
 
     @abstractmethod
     def wire_bytes(self, *extents: Extent) -> int:

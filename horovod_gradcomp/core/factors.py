@@ -252,9 +252,9 @@ def next_basis(xp: Any, rows: Tensor, length: Any, call: Call) -> Tensor:
     rank, padded = rows.shape
     limits = xp.add(xp.zeros(rank, "int64", rows), length)
     place = xp.reshape(random.below(xp, call.key, limits), (rank, 1))
-    fresh = xp.cast(
-        xp.equal(xp.reshape(xp.arange(0, padded, "int64", rows), (1, padded)), place), "float32"
-    )  # (r, padded)
+    columns = xp.reshape(xp.arange(0, padded, "int64", rows), (1, padded))
+    fresh = xp.cast(xp.equal(columns, place), "float32")  # (r, padded)
+    rows = xp.where(xp.less(columns, length), rows, 0.0)  # an inner codec may not keep zeros
     zero = xp.equal(xp.row_max(xp.magnitude(rows)), 0)  # (r, 1)
     return orthonormal(xp, xp.where(zero, fresh, rows))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -29,6 +30,16 @@ def doubts(settings: Settings, groups: Iterable[Mapping[str, Any]]) -> list[str]
             "start_after= at 10 to 25 % of all steps, or compare with memory='none' and fp16."
         )
     return out
+
+
+def unused_rules(settings: Settings, names: Iterable[str]) -> list[str]:
+    """Return a line for each rule whose pattern matches no parameter."""
+    names = list(names)
+    return [
+        f"the rule {pattern!r} matches no parameter; names are such as {', '.join(names[:3])}"
+        for pattern, _ in settings.exceptions
+        if not any(re.fullmatch(pattern, name) for name in names)
+    ]
 
 
 def _number(value: Any) -> float:

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from .codec import Bias, Codec, Tensor, check_choice, check_fraction, check_range, is_one
+from .codec import Codec, Tensor, check_choice, check_fraction, check_range, is_one
 from .errors import SettingsError, explain
 
 
@@ -175,7 +175,7 @@ class Residual(Memory):
 
     def check(self, codec: Codec) -> None:
         super().check(codec)
-        _refuse_unbiased("residual", codec)
+        _refuse_noise("residual", codec)
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ class Momentum(Memory):
 
     def check(self, codec: Codec) -> None:
         super().check(codec)
-        _refuse_unbiased("momentum", codec)
+        _refuse_noise("momentum", codec)
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class EF21(Memory):
 
     def check(self, codec: Codec) -> None:
         super().check(codec)
-        _refuse_unbiased("ef21", codec)
+        _refuse_noise("ef21", codec)
 
 
 @dataclass(frozen=True)
@@ -323,12 +323,12 @@ class Differential(EF21):
 
     def check(self, codec: Codec) -> None:
         Memory.check(self, codec)
-        if codec.bias is Bias.UNBIASED and self.alpha == 1:
+        if not codec.feeds_back and self.alpha == 1:
             raise SettingsError(
                 explain(
-                    got=f"alpha=1 with the unbiased codec '{codec.describe()}'",
+                    got=f"alpha=1 with the unbiased or noisy codec '{codec.describe()}'",
                     expected="alpha below 1",
-                    why="the noise of an unbiased codec may be larger than the difference, and a "
+                    why="its noise may be larger than the difference, and a "
                     "reference that takes all of it runs away",
                     do="set alpha, as in memory='differential:alpha=0.1'",
                 )
@@ -350,14 +350,13 @@ def _scaled(xp: Any, grad: Tensor, gain: Any, out: Any) -> Tensor:
     return made if is_one(gain) else xp.scale_(made, gain)
 
 
-def _refuse_unbiased(name: str, codec: Codec) -> None:
-    if codec.bias is Bias.UNBIASED:
+def _refuse_noise(name: str, codec: Codec) -> None:
+    if not codec.feeds_back:
         raise SettingsError(
             explain(
-                got=f"memory '{name}' with the unbiased codec '{codec.describe()}'",
+                got=f"memory '{name}' with the unbiased or noisy codec '{codec.describe()}'",
                 expected="memory 'none' or 'differential' with a small alpha",
-                why="the error of an unbiased codec may be larger than the gradient, "
-                "and feeding it back lets it grow",
+                why="its error may be larger than the gradient, and feeding it back lets it grow",
                 do="drop memory=, or choose a codec setting that is not unbiased",
             )
         )

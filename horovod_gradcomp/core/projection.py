@@ -84,6 +84,18 @@ class Composable(Codec):
             raise SettingsError(
                 f"{name}: " + explain(got=f"'{inner}' after '+'", expected=expected)
             )
+        mean = self.own_bias is Bias.UNBIASED and self.then.bias is Bias.UNBIASED
+        noisy = self.own_bias is not Bias.UNBIASED and not self.then.feeds_back
+        if not self.then.additive or (noisy and not mean):
+            raise SettingsError(
+                f"{name}: "
+                + explain(
+                    got=f"'{inner}' after '+'",
+                    expected="a codec whose error may be fed back, such as fp16 or linear:bits=8",
+                    why="its error may be larger than what it encodes, and the memory that "
+                    f"'{name}' needs would let it grow",
+                )
+            )
         if not self.composes:
             raise SettingsError(
                 f"{name}: " + explain(got=f"'+ {inner}'", expected=f"'{name}' alone")
@@ -96,6 +108,10 @@ class Composable(Codec):
             return own
         together = own is Bias.UNBIASED or (own is Bias.CONTRACTION and self.orthogonal)
         return own if together and own is self.then.bias else Bias.NEITHER
+
+    @property
+    def feeds_back(self) -> bool:
+        return self.own_bias is not Bias.UNBIASED and (self.then is None or self.then.feeds_back)
 
     def with_memory(self, has_memory: bool) -> Codec:
         if self.then is None:
@@ -153,7 +169,7 @@ class Projection(Composable):
     ) -> Tensor:
         """Return ``scale`` times the sum of what values stand for, flat, in fresh storage."""
 
-    def positions(self, kept: Kept) -> tuple[Tensor, Tensor | None] | None:
+    def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:
         """Return which elements are kept, where it is elements that are kept."""
         return None
 
@@ -190,7 +206,7 @@ class Projection(Composable):
             payload = layout.seal(xp, storage, [payload, *kept.side])
         if not want_error:
             return Encoded(payload, None)
-        return Encoded(payload, self.left(xp, x, kept, sent, call), self.positions(kept))
+        return Encoded(payload, self.left(xp, x, kept, sent, call), self.positions(xp, kept, call))
 
     def decode(
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any

@@ -51,7 +51,7 @@ class Selection(Projection):
         side = positions.encode(xp, where, xp.numel(x))
         return Kept(self.values_at(xp, x, where), tuple(side), where)
 
-    def positions(self, kept: Kept) -> tuple[Tensor, Tensor | None] | None:
+    def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:
         return kept.note, None
 
     def left(self, xp: Any, x: Tensor, kept: Kept, sent: Tensor, call: Call) -> Tensor:
@@ -107,7 +107,7 @@ class Draw(Projection):
             values = xp.clamp_(values, -_LARGEST, _LARGEST)
         return Kept(values, (), drawn)
 
-    def positions(self, kept: Kept) -> tuple[Tensor, Tensor | None] | None:
+    def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:
         return kept.note.where, kept.note.inside
 
     def left(self, xp: Any, x: Tensor, kept: Kept, sent: Tensor, call: Call) -> Tensor:

@@ -145,12 +145,13 @@ class Binding:
             unit, member = place
             if unit.by_horovod:
                 unit.finish_reduce(reduced, self._lift)
-                self._bad.append(unit.bad)
             else:
                 assert self._carrier is not None
                 factor = self._carrier.factor(reduced.tolist(), self.names[ticket.parameter])
                 unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
+            if unit.by_horovod:
+                self._bad.append(unit.bad)
         self._open -= 1
         if self._open == 0:
             self._end()

@@ -7,6 +7,7 @@ it first calls.
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
 from ..core import fit
-from ..core.errors import BindingError, SettingsError, explain
+from ..core.errors import BindingError, SettingsError, StateError, explain
 from ..core.namespace import Namespace
 from ..core.settings import Settings, compose
 from ..core.stats import Stats
@@ -124,6 +125,10 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             other = other._instance()
         if not isinstance(other, Compressor):
             return NotImplemented
+        if other._grad_scaler is not None:
+            raise SettingsError(
+                explain(got="a grad_scaler after '+'", expected="it before '+', with the memory")
+            )
         if self._bindings or self._pending:
             raise SettingsError(
                 explain(got="a compressor in use before '+'", expected="compressors just made")
@@ -177,11 +182,14 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             for p in group["params"]
             if p in optimizer._requires_update
         ]
-        for doubt in fit.doubts(self._settings, optimizer.param_groups):
+        process_set = getattr(optimizer, "process_set", hvd.global_process_set)
+        every = [self._settings, *(own for _, own in self._settings.exceptions if own is not None)]
+        doubts = [doubt for own in every for doubt in fit.doubts(own, optimizer.param_groups)]
+        doubts += fit.unused_rules(self._settings, [name for name, _ in named])
+        for doubt in doubts:
             if doubt not in self._said:
                 self._said.add(doubt)
                 warnings.warn(f"horovod_gradcomp: {doubt}", stacklevel=3)
-        process_set = getattr(optimizer, "process_set", hvd.global_process_set)
         self._add(self._binding(named, process_set, optimizer))
         return self
 
@@ -196,7 +204,9 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._bindings = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
         self._bindings.insert(0, binding)
         if self._pending:
-            state.load_binding(binding, self._pending.pop(0))
+            mine = next((p for p in self._pending if state.belongs(binding, p)), self._pending[0])
+            self._pending = [p for p in self._pending if p is not mine]
+            state.load_binding(binding, mine)
 
     def _find(self, tensor: Tensor) -> tuple[Binding, int] | None:
         for i, binding in enumerate(self._bindings):
@@ -256,7 +266,9 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             A manifest (format, world_size, rank, settings) and for each optimizer its step and
             its memory tensors by parameter name.
         """
-        return state.save(self._settings, self._ordered())
+        saved = state.save(self._settings, self._ordered())
+        saved["optimizers"] += copy.deepcopy(self._pending)  # loaded, and not yet taken up
+        return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned on this rank.
@@ -291,12 +303,25 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         return f"Compressor({self._settings.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        saved = self.state_dict()["optimizers"] or self._pending
-        return {"settings": self._settings, "pending": list(saved)}
+        if self._grad_scaler is not None:
+            raise StateError(
+                explain(
+                    got="pickle of a compressor with a grad_scaler",
+                    expected="state_dict()",
+                    why="the copy would follow a scaler of its own",
+                )
+            )
+        return {"settings": self._settings, "pending": self.state_dict()["optimizers"]}
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
         self.__init__(saved["settings"])  # type: ignore[misc]
         self._pending = list(saved["pending"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Compressor:
+        """Return a copy with a memory of its own, that follows the same loss scaler."""
+        made = Compressor(self._settings, grad_scaler=self._grad_scaler)
+        made._pending = copy.deepcopy(self.state_dict()["optimizers"], memo)
+        return made
 
 
 Compression = Namespace(Compressor, ("named_parameters", "process_set", "grad_scaler"))

@@ -116,6 +116,11 @@ def _mean_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**first, "memory": memory}
 
 
+def belongs(binding: Binding, entry: Mapping[str, Any]) -> bool:
+    """Return whether an entry is that of an optimizer with these parameters."""
+    return {unit.bucket.name for unit in binding.units} == set(entry["turns"])
+
+
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
     before = [unit.phase for unit in binding.units]
@@ -133,6 +138,9 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
             for n in sorted(here.keys() & there.keys())
             if there[n].shape != here[n].shape
         ]
+    turns = {unit.bucket.name: unit for unit in binding.units}
+    if not faults and turns.keys() != entry["turns"].keys():
+        faults.append(f"it holds buckets {sorted(entry['turns'])}, expected {sorted(turns)}")
     if faults:
         for unit, phase in zip(binding.units, before):
             unit.phase = phase
@@ -141,8 +149,8 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
         for name, part in here.items():
             part.copy_(saved[slot][name])
     binding.step = entry["step"]
-    for unit in binding.units:
-        unit.turn = entry["turns"][unit.bucket.name]
+    for name, unit in turns.items():
+        unit.turn = entry["turns"][name]
 
 
 Tables = dict[str, dict[str, torch.Tensor]]

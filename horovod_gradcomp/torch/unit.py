@@ -24,6 +24,7 @@ from ..core.stats import UnitStats
 from ..ops import torch as xp
 
 Tensor = torch.Tensor
+_WIDE = (torch.float32, torch.float64)
 
 
 class Unit:
@@ -48,6 +49,7 @@ class Unit:
         self._factor: float | None = None
         self._nbytes = 0
         self._summing = False
+        self._cast: list[Tensor] = []
         self._mean: Tensor | None = None
         self._round = 0
         self._outcome: exchange.Outcome | None = None
@@ -250,13 +252,18 @@ class Unit:
         part = self._part(self._outcome.total, index)
         if index in self._held:
             part = part.zero_().add_(self._outcome.bad)
-        return part.to(dtype)
+        out: Tensor = part.to(dtype)
+        if dtype not in _WIDE:  # a finite float32 may be too large for it
+            self._cast.append(xp.badness(out))
+        return out
 
     @property
     def bad(self) -> Tensor:
-        """0, or NaN where any rank's input was not finite."""
+        """0, or NaN where any input or result was not finite: results are alike on all ranks."""
         assert self._outcome is not None
         bad: Tensor = self._outcome.bad
+        for flag in self._cast:
+            bad = bad + flag
         return bad
 
     def commit(self) -> None:
@@ -298,7 +305,10 @@ class Unit:
         try:
             self._exchange.send(reply)
         except StopIteration as stop:
-            self._outcome = self._referred(stop.value, lift)
+            outcome = self._referred(stop.value, lift)
+            # The sum of finite inputs may overflow, and so may the factor on it.
+            bad = outcome.bad + xp.badness(outcome.total)
+            self._outcome = outcome._replace(bad=bad)
             return
         raise AssertionError("an exchange asked for more rounds than its codec says")
 
@@ -322,6 +332,7 @@ class Unit:
         free = [t for t in free if t.data_ptr() not in taken]
         self._spares = free[: 1 + self._settings.memory.notes]
         self._input = self._note = self._mean = None
+        self._cast = []
         self._arrived.clear()
         self._held.clear()
         self._exchange = self._outcome = self._factor = None

@@ -25,6 +25,7 @@ from horovod_gradcomp.torch import (
     BindingError,
     Compression,
     DistributedOptimizer,
+    SettingsError,
     StateError,
     resize_state,
 )
@@ -463,6 +464,86 @@ def horovods_recipe_with_a_grad_scaler(kind: str) -> None:
         if step == 4:
             assert all(torch.equal(held[n], v) for n, v in whole_state(compression).items())
     same_everywhere(net.parameters())
+
+
+@check("topk", "randomk", "acp", "powersgd", "ef21")
+def an_overflow_of_the_result_is_a_bad_step(kind: str) -> None:
+    """Finite inputs whose sum, or whose cast, is not: all ranks drop the step with its memory."""
+    # Low-rank factors are cut long before they overflow, so that only a cast of theirs does.
+    both = ((torch.float16, 6e4), (torch.float32, 2e38))
+    for dtype, size in both[: 1 if kind in ("acp", "powersgd") else 2]:
+        net, compression = Net(dtype), ALL[kind](**SMALL)
+        optimizer = make(net, compression, lr=0.0, op=hvd.Sum)
+        for step in range(4):
+            optimizer.zero_grad()
+            for n, p in net.named_parameters():
+                target = torch.full(p.shape, 1.0)
+                if step == 2 and n in ("kernel", "a"):
+                    target = torch.full(p.shape, size)
+                (p * target.to(dtype)).sum().backward()
+            before = {n: v.clone() for n, v in whole_state(compression).items()} if step else {}
+            optimizer.synchronize()
+            finite = all(p.grad.isfinite().all() for p in net.parameters())
+            after = whole_state(compression)
+            if step == 2:
+                assert not finite, f"{dtype}: nothing overflows here"
+                assert all(torch.equal(v, after[n]) for n, v in before.items()), dtype
+                assert compression.stats()["bad_steps"] == 1
+            else:
+                assert finite, (dtype, step)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+
+
+@check()
+def copies_keep_what_they_follow() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    compression = Compression.topk(grad_scaler=scaler)
+    assert copy.deepcopy(compression)._grad_scaler is scaler
+    assert (compression + Compression.fp16())._grad_scaler is scaler
+    with pytest.raises(StateError, match="scaler"):
+        pickle.dumps(compression)
+    with pytest.raises(SettingsError, match="grad_scaler"):
+        Compression.topk() + Compression.fp16(grad_scaler=scaler)
+
+
+@check()
+def a_state_is_not_lost_before_the_first_step() -> None:
+    """Saved again right after loading; two optimizers that take theirs up in another order."""
+    nets = {"x": Net(), "y": Net()}
+    compression = Compression.topk(**SMALL)
+
+    def optimizers(compression: Any, nets: dict[str, Net]) -> dict[str, Any]:
+        return {
+            key: hvd.DistributedOptimizer(
+                torch.optim.SGD(net.parameters(), lr=0.0),
+                named_parameters=[(f"{key}.{n}", p) for n, p in net.named_parameters()],
+                compression=compression,
+            )
+            for key, net in nets.items()
+        }
+
+    made = optimizers(compression, nets)
+    for key in ("x", "y"):
+        reduce(nets[key], made[key], 1)
+    saved = compression.state_dict()
+    nets = {"x": Net(), "y": Net()}
+    again = Compression.topk(**SMALL)
+    again.load_state_dict(copy.deepcopy(saved))
+    kept = again.state_dict()
+    assert len(kept["optimizers"]) == len(pickle.loads(pickle.dumps(again))._pending) == 2
+    made = optimizers(again, nets)
+    reduce(nets["y"], made["y"], 2)
+    reduce(nets["x"], made["x"], 2)
+    held = {n for e in again.state_dict()["optimizers"] for n in e["memory"]["residual"]}
+    assert {n.split(".")[0] for n in held} == {"x", "y"}
+    other = Compression.randomk(memory="none")
+    other.load_state_dict({**other.state_dict(), "optimizers": [
+        {"step": 3, "turns": {"q": 3}, "memory": {}, "shared": {}}
+    ]})  # fmt: skip
+    net = Net()
+    with pytest.raises(StateError, match="buckets"):
+        reduce(net, make(net, other), 0)
 
 
 @check()
