@@ -28,6 +28,7 @@ from launch import horovodrun, run
 from rich.console import Console
 
 HERE = Path(__file__).parent
+NAMES = ", ".join(task.name for task in TASKS)
 PROGRESS = re.compile(r"convergence: (?P<done>\d+)/(?P<of>\d+) (?P<name>.*)")
 
 
@@ -83,7 +84,7 @@ def write_page(page_file: Path, file: Path) -> None:
 
 
 def main(
-    task: list[str] = typer.Option(None, help="Only these: digits, residual, text, adam."),
+    task: list[str] = typer.Option(None, help=f"Only these: {NAMES}."),
     seeds: int = typer.Option(None, help=f"Runs of each setting; {SEEDS}, or 1 with --quick."),
     quick: bool = typer.Option(False, "--quick", help="Small tasks, few settings, checked bounds."),
     json_file: Path = typer.Option(
@@ -105,7 +106,8 @@ def main(
         runs = json.loads(file.read_text())["runs"]
         for each in tasks:
             some = rows(each, runs)
-            console.print(table(each, some))
+            if some:
+                console.print(table(each, some))
             problems += broken(each, some) if quick else []
             problems += [f"{r.label}: weights differ between ranks" for r in some if not r.equal]
         if docs:

@@ -32,6 +32,8 @@ class Row:
     out: float | None
     """How much worse than dense, in units of the task's bound."""
     curve: tuple[tuple[float, float], ...]
+    relative: bool
+    """As of the task."""
 
     @property
     def mean(self) -> float | None:
@@ -43,18 +45,22 @@ class Row:
         """Whether a bound applies and is not kept."""
         return self.setting.role == "default" and (self.out is None or self.out > 1)
 
+    @property
+    def digits(self) -> int:
+        """Decimals that a result is worth."""
+        return 3 if self.relative else 2
+
     def result(self) -> str:
         if self.mean is None:
             return f"diverged ({self.results.count(None)} of {len(self.results)})"
         spread = max(self.results) - min(self.results)  # type: ignore[type-var,operator]
-        return (
-            f"{self.mean:.2f} ± {spread / 2:.2f}" if len(self.results) > 1 else f"{self.mean:.2f}"
-        )
+        mean, half = f"{self.mean:.{self.digits}f}", f"{spread / 2:.{self.digits}f}"
+        return f"{mean} ± {half}" if len(self.results) > 1 else mean
 
     def difference(self) -> str:
         if self.setting.codec == "dense" or self.behind is None:
             return ""
-        return f"{self.behind:+.2f}" + (" (outside)" if self.missed else "")
+        return f"{self.behind:+.{self.digits}f}" + (" *" if self.missed else "")
 
 
 def rows(task: Task, runs: Mapping[str, Any]) -> list[Row]:
@@ -89,13 +95,14 @@ def _row(task: Task, setting: Setting, runs: Sequence[Any], dense: Sequence[Any]
     return Row(
         setting=setting,
         label=setting.label(task),
-        memory=runs[0]["memory"].removesuffix(":decay=1.0"),
+        memory=(setting.memory or runs[0]["memory"].partition(":")[0]).format(m=task.momentum),
         results=results,
         ratio=statistics.mean(run["ratio"] for run in runs),
         equal=all(run["weights_equal"] for run in runs),
         behind=behind,
         out=out,
         curve=tuple(curve),
+        relative=task.relative,
     )
 
 
@@ -119,7 +126,7 @@ def table(task: Task, some: Sequence[Row]) -> Table:
     """Return the table for a terminal."""
     out = Table(title=task.title, box=SIMPLE_HEAD)
     for i, head in enumerate(heads(task)):
-        out.add_column(head, justify="left" if i < 2 else "right")
+        out.add_column(head, justify="left" if i < 2 else "right", no_wrap=i < 4)
     for row in some:
         out.add_row(*cells(row))
     return out
@@ -161,7 +168,7 @@ def plot(task: Task, some: Sequence[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     families = list(dict.fromkeys(row.setting.family for row in some[1:]))
-    across = min(4, len(families))
+    across = min(3, len(families))
     down = -(-len(families) // across)
     size = (4 * across, 3.2 * down + 0.6)
     figure, axes = plt.subplots(down, across, figsize=size, sharex=True, sharey=True, squeeze=False)
@@ -220,7 +227,7 @@ def _verdict(task: Task, some: Sequence[Row]) -> str:
     bound = f"{task.bound:.0%} of" if task.relative else f"{task.bound} points from"
     missed = [f"`{r.label}` ({r.memory})" for r in some if r.missed]
     judged = sum(r.setting.role == "default" for r in some)
-    text = f"Of {judged} rows at defaults, {judged - len(missed)} are within {bound} dense"
+    text = f"Of {judged} mild rows, {judged - len(missed)} are within {bound} dense"
     return f"{text}; outside: {', '.join(missed)}." if missed else f"{text}."
 
 

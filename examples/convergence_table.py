@@ -1,8 +1,8 @@
 """What the convergence runs compare: one row for each setting, one entry for each task.
 
-Nothing here needs a framework. What a row is for (its ``role``) says what is expected of it:
-rows of role "default" should end within the task's bound of dense training, rows of role
-"contrast" forget what they do not send and should be worse than the same codec with its memory.
+Nothing here needs a framework. A row's ``role`` says what is expected of it: a "default" (mild) one
+should end within the task's bound of dense training, a "contrast" forgets what it does not send and
+should be worse than the same codec with its memory.
 """
 
 from __future__ import annotations
@@ -147,6 +147,13 @@ ADAM = (
     Setting("topk", "topk:ratio=0.01", "none", role="contrast"),
 )
 
+LONGER = (
+    DENSE,
+    Setting("randomk", "randomk:ratio=0.05"),
+    Setting("combined", "topk:ratio=0.01", "momentum:m={m}"),
+    Setting("combined", "topk:ratio=0.01", "ef21"),
+)
+
 QUICK = (
     DENSE,
     Setting("linear", "linear:bits=8"),
@@ -203,6 +210,17 @@ TASKS = (
         relative=True,
         optimizer="adam",
         settings=ADAM,
+    ),
+    Task(
+        name="longer",
+        title="The conv net for three times as many steps: does more time close the gap?",
+        kind="digits",
+        steps=1200,
+        batch=16,
+        lr=0.1,
+        momentum=0.5,
+        bound=0.5,
+        settings=LONGER,
     ),
 )
 
