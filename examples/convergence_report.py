@@ -14,7 +14,7 @@ from rich.table import Table
 
 BEGIN = "<!-- results: written by `python examples/convergence.py`, do not change by hand -->"
 END = "<!-- end of results -->"
-COLORS = ("tab:blue", "tab:orange", "tab:red", "tab:green")
+COLORS = ("tab:blue", "tab:orange", "tab:red", "tab:green", "tab:purple", "tab:brown")
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,10 @@ def _seeds(task: Task, setting: Setting, runs: Mapping[str, Any]) -> dict[int, A
 
 def _row(task: Task, setting: Setting, runs: Sequence[Any], dense: Sequence[Any]) -> Row:
     results = tuple(run["result"] for run in runs)
+    base = [run["result"] for run in dense]
     behind = out = None
-    if None not in results:
-        ours, theirs = statistics.mean(results), statistics.mean(d["result"] for d in dense)
+    if None not in results and None not in base:
+        ours, theirs = statistics.mean(results), statistics.mean(base)
         behind, out = ours - theirs, task.worse(ours, theirs)
     points = zip(*(run["curve"] for run in runs))
     curve = [

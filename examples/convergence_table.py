@@ -25,7 +25,8 @@ class Setting:
             number of steps in which a ramp reaches its end, a third of the run.
         memory: As of ``Compression.from_string``; None for the codec's default. ``{m}`` stands
             for the task's momentum, which the optimizer then does not have.
-        role: "baseline", "default", "aggressive" or "contrast".
+        role: "baseline", "default", "aggressive", "contrast", or "reason" for rows that only
+            explain others.
         start: Part of the steps that are sent dense before the codec begins.
     """
 
@@ -139,6 +140,11 @@ FAMILIES = (
     Setting("combined", "topk:ratio=0.25..0.001@{ramp}", role="aggressive"),
 )
 
+REASONS = (  # what the momentum memory's masking costs, and how far EF21's references lag
+    Setting("combined", "topk:ratio=0.01", "momentum:m={m},masking=False", role="reason"),
+    Setting("combined", "topk:ratio=0.1", "ef21", role="reason"),
+)
+
 ADAM = (
     DENSE,
     Setting("topk", "topk:ratio=0.01"),
@@ -173,7 +179,7 @@ TASKS = (
         lr=0.1,
         momentum=0.5,
         bound=0.5,
-        settings=FAMILIES,
+        settings=FAMILIES + REASONS,
     ),
     Task(
         name="residual",
