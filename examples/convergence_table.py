@@ -153,11 +153,19 @@ ADAM = (
     Setting("topk", "topk:ratio=0.01", "none", role="contrast"),
 )
 
-LONGER = (
+LONGER_DIGITS = (
     DENSE,
     Setting("randomk", "randomk:ratio=0.05"),
     Setting("combined", "topk:ratio=0.01", "momentum:m={m}"),
     Setting("combined", "topk:ratio=0.01", "ef21"),
+)
+
+LONGER_TEXT = (
+    DENSE,
+    Setting("topk", "topk:ratio=0.01"),
+    Setting("randomk", "randomk:ratio=0.05"),
+    Setting("acp", "acp:rank=4"),
+    Setting("powersgd", "powersgd:rank=4"),
 )
 
 QUICK = (
@@ -218,7 +226,7 @@ TASKS = (
         settings=ADAM,
     ),
     Task(
-        name="longer",
+        name="longer_digits",
         title="The conv net for three times as many steps: does more time close the gap?",
         kind="digits",
         steps=1200,
@@ -226,7 +234,19 @@ TASKS = (
         lr=0.1,
         momentum=0.5,
         bound=0.5,
-        settings=LONGER,
+        settings=LONGER_DIGITS,
+    ),
+    Task(
+        name="longer_text",
+        title="The LSTM for three times as many steps",
+        kind="text",
+        steps=720,
+        batch=8,
+        lr=2.0,
+        momentum=0.5,
+        bound=0.01,
+        relative=True,
+        settings=LONGER_TEXT,
     ),
 )
 
