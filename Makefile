@@ -34,7 +34,7 @@ SAY := printf '%s\n'
 
 define HELP_TEXT
 make demo    train a small model with and without compression on this machine
-make convergence  train with every family on three tasks: half an hour (QUICK=1: two minutes)
+make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
 make test    run the tests
 make lint    check format, style, types and shell scripts
 make env     only prepare: system packages, .venv, frameworks, Horovod, this package

@@ -1,7 +1,7 @@
 """Show on real data that training with compressed gradients converges.
 
-    python examples/convergence.py                              # everything: half an hour
-    python examples/convergence.py --quick                      # two minutes, bounds are checked
+    python examples/convergence.py                              # everything
+    python examples/convergence.py --quick                      # a small form, bounds are checked
     python examples/convergence.py --docs docs/convergence.md   # also write page and plots
 
 Each task is trained on two local ranks by one ``horovodrun``, with every setting of
@@ -23,7 +23,7 @@ from typing import Any
 
 import typer
 from convergence_report import broken, page, plot, rows, table, update
-from convergence_table import QUICK_TASKS, RANKS, SEEDS, TASKS, Task, key
+from convergence_table import QUICK_TASKS, RANKS, TASKS, Task, key
 from launch import horovodrun, run
 from rich.console import Console
 
@@ -55,17 +55,18 @@ def complete(task: Task, seeds: int, runs: dict[str, Any]) -> bool:
     return all(k in runs and runs[k]["fixed"] == task.fixed() for k in wanted)
 
 
-def train(tasks: list[Task], seeds: int, file: Path, quick: bool, console: Console) -> None:
+def train(tasks: list[Task], seeds: int | None, file: Path, quick: bool, console: Console) -> None:
     """Run what the file does not hold yet."""
     file.parent.mkdir(parents=True, exist_ok=True)
     content = json.loads(file.read_text()) if file.exists() else {"runs": {}}
     file.write_text(json.dumps({**content, "about": about()}))
     for task in tasks:
-        if complete(task, seeds, content["runs"]):
+        count = seeds or task.seeds
+        if complete(task, count, content["runs"]):
             continue
-        console.print(f"{task.title}: {len(task.settings)} settings, {seeds} seeds")
+        console.print(f"{task.title}: {len(task.settings)} settings, {count} seeds")
         command = [*horovodrun(RANKS), str(HERE / "convergence_worker.py")]
-        command += ["--task", task.name, "--seeds", str(seeds), "--json", str(file.resolve())]
+        command += ["--task", task.name, "--seeds", str(count), "--json", str(file.resolve())]
         run(command + ["--quick"] * quick, progress_of, console)
 
 
@@ -85,7 +86,7 @@ def write_page(page_file: Path, file: Path) -> None:
 
 def main(
     task: list[str] = typer.Option(None, help=f"Only these: {NAMES}."),
-    seeds: int = typer.Option(None, help=f"Runs of each setting; {SEEDS}, or 1 with --quick."),
+    seeds: int = typer.Option(None, help="Runs of each setting; default as in the table."),
     quick: bool = typer.Option(False, "--quick", help="Small tasks, few settings, checked bounds."),
     json_file: Path = typer.Option(
         None, "--json", help="Results so far; results/convergence.json, or none with --quick."
@@ -102,7 +103,7 @@ def main(
         at_hand = Path(folder if quick else "results") / "convergence.json"
         file = json_file or at_hand
         if not only_show:
-            train(tasks, seeds or (1 if quick else SEEDS), file, quick, console)
+            train(tasks, seeds, file, quick, console)
         runs = json.loads(file.read_text())["runs"]
         for each in tasks:
             some = rows(each, runs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convergence_table import SEEDS, TASKS, Setting, Task, key
+from convergence_table import TASKS, Setting, Task, key
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
@@ -184,6 +184,8 @@ def plot(task: Task, some: Sequence[Row], path: Path) -> None:
             panel.plot(*zip(*row.curve), style, color=color, label=label)
         panel.legend(fontsize=7)
         panel.grid(alpha=0.3)
+    best = min(value for _, value in some[0].curve)
+    axes.flat[0].set_ylim(*((0.97 * best, 1.35 * best) if task.relative else (50, 100)))
     figure.supxlabel("step")
     figure.supylabel(task.unit)
     figure.suptitle(f"{task.title}, held out, mean of seeds")
@@ -235,10 +237,11 @@ def _verdict(task: Task, some: Sequence[Row]) -> str:
 def _missing(runs: Mapping[str, Any]) -> str:
     parts = []
     for task in TASKS:
-        done = sum(run["fixed"] == task.fixed() for run in runs.values())
-        if done < SEEDS * len(task.settings):
-            parts.append(f"{task.name}: {done} of {SEEDS * len(task.settings)} runs")
-    return "; ".join(parts) + f" ({SEEDS} seeds for each row)." if parts else ""
+        wanted = [key(task, s, n + 1) for s in task.settings for n in range(task.seeds)]
+        done = sum(k in runs and runs[k]["fixed"] == task.fixed() for k in wanted)
+        if done < len(wanted):
+            parts.append(f"{task.name} has {done} of {len(wanted)} runs")
+    return f"{'; '.join(parts)}. The seeds of each row are in its last column." if parts else ""
 
 
 def update(page_file: Path, measured: str) -> None:
