@@ -33,12 +33,12 @@ ACTIVE := export PATH="$(BIN):$$PATH" TF_CPP_MIN_LOG_LEVEL=3
 SAY := printf '%s\n'
 
 define HELP_TEXT
-make demo    train a small model with and without compression on this machine
+make demo         train a small model with and without compression on this machine
 make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
-make test    run the tests
-make lint    check format, style, types and shell scripts
-make env     only prepare: system packages, .venv, frameworks, Horovod, this package
-make clean   remove .venv and what the tools leave (kept Horovod wheels stay)
+make test         run the tests
+make lint         check format, style, types and shell scripts
+make env          only prepare: system packages, .venv, frameworks, Horovod, this package
+make clean        remove .venv and what the tools leave (kept Horovod wheels stay)
 
 Each of demo, convergence, test and lint prepares first. The first time takes about 15 minutes,
 most of it Horovod's build, afterwards seconds.

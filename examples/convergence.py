@@ -23,7 +23,7 @@ from typing import Any
 
 import typer
 from convergence_report import broken, page, plot, rows, table, update
-from convergence_table import QUICK_TASKS, RANKS, TASKS, Task, key
+from convergence_table import QUICK_TASKS, RANKS, TASKS, Task, key, write
 from launch import horovodrun, run
 from rich.console import Console
 
@@ -59,7 +59,7 @@ def train(tasks: list[Task], seeds: int | None, file: Path, quick: bool, console
     """Run what the file does not hold yet."""
     file.parent.mkdir(parents=True, exist_ok=True)
     content = json.loads(file.read_text()) if file.exists() else {"runs": {}}
-    file.write_text(json.dumps({**content, "about": about()}))
+    write(file, {**content, "about": about()})
     for task in tasks:
         count = seeds or task.seeds
         if complete(task, count, content["runs"]):

@@ -8,7 +8,10 @@ should be worse than the same codec with its memory.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 RANKS = 2
@@ -106,6 +109,15 @@ def key(task: Task, setting: Setting, seed: int) -> str:
     """Return what the JSON file calls a run."""
     memory = setting.memory or "default"
     return f"{task.name} | {setting.label(task)} | {memory} | seed {seed}"
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Replace the file at once, one run a line."""
+    runs = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in content["runs"].items())
+    text = f'{{"about": {json.dumps(content["about"])},\n "runs": {{\n{runs}\n}}}}\n'
+    new = path.with_name(path.name + ".new")
+    new.write_text(text)
+    os.replace(new, path)
 
 
 NOT_FIXED = ("settings", "title", "bound", "floor", "seeds")

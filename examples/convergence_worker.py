@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 import typer
-from convergence_table import QUICK_TASKS, TASKS, Setting, Task, key
+from convergence_table import QUICK_TASKS, TASKS, Setting, Task, key, write
 from torch import nn
 from training import average, convolutional_net, digits, weights_equal
 
@@ -210,16 +209,6 @@ def train(task: Task, data: Any, setting: Setting, seed: int) -> dict[str, Any]:
         "curve": curve,
         "fixed": task.fixed(),
     }
-
-
-def write(path: Path, content: dict[str, Any]) -> None:
-    """Replace the file at once, one run a line."""
-    runs = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in content["runs"].items())
-    rest = {k: v for k, v in content.items() if k != "runs"}
-    text = f'{{"about": {json.dumps(rest.get("about", {}))},\n "runs": {{\n{runs}\n}}}}\n'
-    new = path.with_name(path.name + ".new")
-    new.write_text(text)
-    os.replace(new, path)
 
 
 def main(
