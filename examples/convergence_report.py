@@ -127,7 +127,8 @@ def table(task: Task, some: Sequence[Row]) -> Table:
     """Return the table for a terminal."""
     out = Table(title=task.title, box=SIMPLE_HEAD)
     for i, head in enumerate(heads(task)):
-        out.add_column(head, justify="left" if i < 2 else "right", no_wrap=i < 4)
+        text = i < 2
+        out.add_column(head, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for row in some:
         out.add_row(*cells(row))
     return out
