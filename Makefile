@@ -5,7 +5,7 @@ SHELL := bash
 .ONESHELL:
 .SILENT:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint clean
+.PHONY: help env demo convergence test lint clean
 
 # Settings, for the command line: make env PIP_ARGS='--index-url ...'
 PYTHON ?= $(shell for p in python3.11 python3; do if $$p -c '' 2>/dev/null; then echo $$p; break; fi; done)
@@ -17,9 +17,12 @@ PIP_ARGS ?=
 HOROVOD_ARGS ?=
 PYTEST_ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null | awk '{ print $$1 < 4 ? $$1 : 4 }')
+QUICK ?=
+CONVERGENCE_ARGS ?=
 
-# What demo and test run
+# What demo, convergence and test run
 DEMO := examples/demo.py
+CONVERGENCE := examples/convergence.py
 TEST := -m pytest tests --dist loadgroup
 SCRIPTS := docker/*.sh .ci/run
 KERNELS := $(wildcard horovod_gradcomp/native/*.[ch])
@@ -31,13 +34,14 @@ ACTIVE := export PATH="$(BIN):$$PATH" TF_CPP_MIN_LOG_LEVEL=3
 SAY := printf '%s\n'
 
 define HELP_TEXT
-make demo    train a small model with and without compression on this machine
-make test    run the tests
-make lint    check format, style, types and shell scripts
-make env     only prepare: system packages, .venv, frameworks, Horovod, this package
-make clean   remove .venv and what the tools leave (kept Horovod wheels stay)
+make demo         train a small model with and without compression on this machine
+make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
+make test         run the tests
+make lint         check format, style, types and shell scripts
+make env          only prepare: system packages, .venv, frameworks, Horovod, this package
+make clean        remove .venv and what the tools leave (kept Horovod wheels stay)
 
-Each of demo, test and lint prepares first. The first time takes about 15 minutes,
+Each of demo, convergence, test and lint prepares first. The first time takes about 15 minutes,
 most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
@@ -53,6 +57,7 @@ Settings: make TARGET NAME=VALUE
   VENV         default: .venv
   PYTEST_ARGS  e.g. '-k topk'
   JOBS         tests at a time (default: one a core, at most 4; 0: without helpers)
+  CONVERGENCE_ARGS  e.g. '--docs docs/convergence.md'
 endef
 
 help: export HELP_TEXT := $(HELP_TEXT)
@@ -114,6 +119,10 @@ $(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(KERNELS)
 demo: env
 	$(ACTIVE)
 	python $(DEMO)
+
+convergence: env
+	$(ACTIVE)
+	python $(CONVERGENCE) $(if $(QUICK),--quick) $(CONVERGENCE_ARGS)
 
 test: env
 	$(ACTIVE)

