@@ -239,7 +239,7 @@ TASKS = (
     ),
     Task(
         name="longer_digits",
-        title="The conv net for three times as many steps: does more time close the gap?",
+        title="The conv net for three times as many steps",
         kind="digits",
         steps=1200,
         batch=16,
