@@ -11,13 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from horovod_gradcomp.codecs.acp import ACP
 from horovod_gradcomp.codecs.fp16 import FP16
 from horovod_gradcomp.codecs.linear import Linear
 from horovod_gradcomp.codecs.none import NoneCodec
 from horovod_gradcomp.codecs.randomk import RandomK
 from horovod_gradcomp.codecs.topk import TopK
 from horovod_gradcomp.core import exchange, select
-from horovod_gradcomp.core.codec import Bias, Encoded
+from horovod_gradcomp.core.codec import Bias, Encoded, Finished
 from horovod_gradcomp.core.exchange import Carrier
 from horovod_gradcomp.core.memory import NoMemory, Residual
 from tests import checks, frameworks, lockstep, table, test_bits, test_imports, test_random
@@ -411,22 +412,22 @@ def test_a_codec_that_is_not_registered(monkeypatch):
 
 
 class Forgets(Residual):
-    def update(self, state, error):
-        return (error * 0,)
+    def update(self, xp, state, done):
+        return (done.error * 0,)
 
 
 class Leaks(Residual):
-    def update(self, state, error):
-        return (error * 0.999,)
+    def update(self, xp, state, done):
+        return (done.error * 0.999,)
 
 
 class AddsTwice(Residual):
-    def update(self, state, error):
-        return (error + state[0],)
+    def update(self, xp, state, done):
+        return (done.error + state[0],)
 
 
 class IgnoresWhatIsHeld(Residual):
-    def compensate(self, xp, grad, state, out):
+    def compensate(self, xp, grad, state, out, **options):
         return xp.to_float32(grad, out)
 
 
@@ -447,13 +448,39 @@ class OwnViewOfTheSum(TopK):
 
     calls: itertools.count = field(default_factory=itertools.count, compare=False)
 
-    def decode(self, xp, payloads, numel, call, *, scale):
-        total = super().decode(xp, payloads, numel, call, scale=scale)
-        return total * (1 + next(self.calls) % 2 * 1e-7)
+    def finish(self, xp, payloads, numel, call, *, scale):
+        total, shared = super().finish(xp, payloads, numel, call, scale=scale)
+        return Finished(total * (1 + next(self.calls) % 2 * 1e-7), shared)
+
+
+class OwnShare(ACP):
+    """Carries what it sent itself, in place of the sum."""
+
+    def share(self, xp, values, call):
+        (shared,) = super().share(xp, values, call)
+        return (shared * (1 + call.rank * 1e-7),)
+
+
+class SharesBadSteps(ACP):
+    """Changes the shared state in place, before it is known whether the step is good."""
+
+    def project(self, xp, x, call):
+        call.shared[0].mul_(1.001)
+        return super().project(xp, x, call)
 
 
 def test_ranks_that_apply_different_gradients():
     caught(checks.books_balance, ranks(OwnViewOfTheSum(ratio=0.1)))
+
+
+def test_ranks_that_share_different_states():
+    caught(checks.books_balance, ranks(OwnShare(rank=2), numel=1500))
+
+
+def test_shared_state_that_a_bad_step_changes():
+    grads = np.random.default_rng(0).standard_normal((2, 600)).astype(np.float32)
+    checks.bad_ranks_are_seen_by_all(ranks(ACP(rank=2), numel=600), grads)
+    caught(checks.bad_ranks_are_seen_by_all, ranks(SharesBadSteps(rank=2), numel=600), grads)
 
 
 def test_ranks_that_send_different_sizes():
