@@ -13,13 +13,6 @@ import pytest
 from tests import frameworks
 
 
-def pytest_collection_modifyitems(items):
-    """Let what starts ranks run one after the other, on one of several workers."""
-    for item in items:
-        if item.get_closest_marker("distributed"):
-            item.add_marker(pytest.mark.xdist_group("ranks"))
-
-
 @pytest.fixture(params=frameworks.PATHS)
 def fw(request):
     """Each framework in turn, torch with and without compiled kernels."""

@@ -14,7 +14,11 @@ import pytest
 
 from tests.distributed import launch
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.xdist_group("ranks"),
+    pytest.mark.timeout(300),
+]
 
 EXAMPLES = launch.ROOT / "examples"
 LIMIT = 240

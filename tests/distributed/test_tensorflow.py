@@ -6,7 +6,11 @@ import pytest
 
 from .launch import run_ranks
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(500)]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.xdist_group("ranks"),
+    pytest.mark.timeout(500),
+]
 
 WORKER = "tensorflow_tape.py"
 ROUNDING = 1e-6

@@ -9,7 +9,11 @@ import pytest
 from tests.distributed.launch import run_ranks
 from tests.distributed.workers.torch_laws import CHECKS
 
-pytestmark = [pytest.mark.distributed, pytest.mark.timeout(700)]
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.xdist_group("ranks"),
+    pytest.mark.timeout(700),
+]
 
 RUNS = [("gloo", 2), ("gloo", 3), ("mpi", 2), ("mpi", 3)]
 
