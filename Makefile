@@ -16,6 +16,7 @@ CONSTRAINTS ?= docker/constraints.txt
 PIP_ARGS ?=
 HOROVOD_ARGS ?=
 PYTEST_ARGS ?=
+REPORTS ?=
 JOBS ?= $(shell nproc 2>/dev/null | awk '{ print $$1 < 4 ? $$1 : 4 }')
 QUICK ?=
 CONVERGENCE_ARGS ?=
@@ -23,7 +24,7 @@ CONVERGENCE_ARGS ?=
 # What demo, convergence and test run
 DEMO := examples/demo.py
 CONVERGENCE := examples/convergence.py
-TEST := -m pytest tests --dist loadgroup
+TEST := -m pytest tests
 SCRIPTS := docker/*.sh .ci/run
 KERNELS := $(wildcard horovod_gradcomp/native/*.[ch])
 
@@ -56,7 +57,9 @@ Settings: make TARGET NAME=VALUE
   PYTHON       default: python3.11, else python3
   VENV         default: .venv
   PYTEST_ARGS  e.g. '-k topk'
-  JOBS         tests at a time (default: one a core, at most 4; 0: without helpers)
+  JOBS         tests at a time, of those that start no ranks (default: one a core, at
+               most 4; 0: without helpers)
+  REPORTS      a folder for JUnit reports
   CONVERGENCE_ARGS  e.g. '--docs docs/convergence.md'
 endef
 
@@ -126,7 +129,12 @@ convergence: env
 
 test: env
 	$(ACTIVE)
-	python $(TEST) -n $(JOBS) $(PYTEST_ARGS)
+	none=0 failed=0
+	run() { python $(TEST) "$$@" $(PYTEST_ARGS) || case $$? in 5) none=$$((none + 1));; *) failed=1;; esac; }
+	run -m 'not distributed' -n $(JOBS) $(if $(REPORTS),--junitxml=$(REPORTS)/unit.xml)
+	run -m distributed $(if $(REPORTS),--junitxml=$(REPORTS)/distributed.xml)
+	if [[ $$none == 2 ]]; then echo 'test: no test was selected' >&2; failed=1; fi
+	exit $$failed
 
 lint: env
 	$(ACTIVE)

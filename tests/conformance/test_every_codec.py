@@ -9,7 +9,7 @@ import pytest
 
 import horovod_gradcomp.codecs as codecs
 from horovod_gradcomp.core.codec import Bias, Codec, Combine
-from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.memory import MEMORIES, NoMemory, Residual
 from horovod_gradcomp.core.settings import make as settings_of
 from tests import checks, frameworks, table
 
@@ -171,7 +171,7 @@ def test_declarations(label):
     codec = table.FORMS[label]
     assert isinstance(codec.combine, Combine)
     assert isinstance(codec.bias, Bias)
-    assert codec.default_memory in ("none", "residual")
+    assert codec.default_memory in MEMORIES
     assert hash(codec) == hash(type(codec)(**vars(codec)))
     sizes = [codec.wire_bytes(n) for n in range(1, 3000)]
     assert sizes == sorted(sizes), "more elements, fewer bytes"

@@ -16,7 +16,6 @@ from tests.distributed import launch
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.xdist_group("ranks"),
     pytest.mark.timeout(300),
 ]
 

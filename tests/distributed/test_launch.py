@@ -9,7 +9,7 @@ import pytest
 from tests.distributed import launch
 from tests.distributed.launch import leftovers, run_ranks
 
-pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("ranks")]
+pytestmark = pytest.mark.distributed
 
 CONTROLLERS = pytest.mark.parametrize("controller", ["gloo", "mpi"])
 

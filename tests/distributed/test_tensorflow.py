@@ -8,7 +8,6 @@ from .launch import run_ranks
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.xdist_group("ranks"),
     pytest.mark.timeout(500),
 ]
 

@@ -11,7 +11,6 @@ from tests.distributed.workers.torch_laws import CHECKS
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.xdist_group("ranks"),
     pytest.mark.timeout(700),
 ]
 
