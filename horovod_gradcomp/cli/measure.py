@@ -118,9 +118,11 @@ class _Bench:
         call = _call(lab, codec, numel, ranks)
         (numel,) = call.sizes(numel)
         buffer = lab.normal(numel, 0) if lab.reuses else None
+        spare = lab.normal(numel, 0) if lab.reuses and memory.notes else None
 
         def encode(grad: Any, *state: Any) -> Any:
-            x = memory.compensate(lab.xp, grad, state, buffer)
+            note = memory.note(lab.xp, grad, state, 1.0, spare) if memory.notes else None
+            x = memory.compensate(lab.xp, grad, state, buffer, note=note)
             if codec.combine is Combine.ROUNDS:
                 return _all_rounds(lab, codec, x, call, want_error=memory.wants_error)
             return codec.encode(lab.xp, x, call, want_error=memory.wants_error)

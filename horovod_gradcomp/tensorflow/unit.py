@@ -85,7 +85,9 @@ class Unit(tf.Module):  # type: ignore[misc]
         memory = settings.memory
         state = self._read(settings.memory.slots)
         step = self.step.read_value()
-        rank = list(process_set.ranks or range(process_set.size())).index(hvd.rank())
+        ranks = list(process_set.ranks or range(process_set.size()))
+        # A rank outside the set traces this, too, and never runs it.
+        rank = ranks.index(hvd.rank()) if hvd.rank() in ranks else 0
         # The gradient's own shape may be unknown, the variable's is not.
         grad = tf.reshape(tensor, [self.numel])
         note = memory.note(xp, grad, state, 1.0, None) if memory.notes else None
