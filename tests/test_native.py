@@ -118,7 +118,7 @@ def test_every_quantiser_has_a_kernel():
         for label, codec in table.FORMS.items()
         if isinstance(codec, (BlockCodec, PointCodec)) and codec.kernel is None
     ]
-    assert without == ["logarithmic(bits=3,range=None)"]
+    assert without == ["logarithmic(bits=3,range=None)", "sign(vote=True)"]
 
 
 # Selection ------------------------------------------------------------------------------------
