@@ -7,10 +7,8 @@ from typing import Any
 
 from ..core import random
 from ..core.blocks import SMALLEST, BlockCodec, largest
-from ..core.codec import Bias, Call, Tensor, check_choice, check_count
+from ..core.codec import LARGEST, Bias, Call, Tensor, check_choice, check_count
 from ..core.kernel import Kernel
-
-_LARGEST = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class QSGD(BlockCodec):
     @property
     def kernel(self) -> Kernel:
         return Kernel(
-            f"qsgd_{self.norm}", self.bits, self.headers, (self._levels, SMALLEST, _LARGEST)
+            f"qsgd_{self.norm}", self.bits, self.headers, (self._levels, SMALLEST, LARGEST)
         )
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +96,7 @@ class QSGD(BlockCodec):
         if self.norm == "max":
             norm = largest(xp, rows)
         else:
-            norm = xp.cast(xp.minimum(xp.row_norm(rows), _LARGEST), "float32")
+            norm = xp.cast(xp.minimum(xp.row_norm(rows), LARGEST), "float32")
         step = xp.flush(xp.scale_(norm, 1.0 / levels), SMALLEST)  # (r, 1)
         ratio = xp.div(rows, xp.where(xp.equal(step, 0.0), 1.0, step))
         level = xp.clamp_(random.round_(xp, ratio, call.key, start), -levels, levels)

@@ -8,10 +8,8 @@ from typing import Any, Optional
 
 from ..core import random
 from ..core.blocks import SMALLEST, BlockCodec, largest
-from ..core.codec import Bias, Call, Tensor, check_count, check_range
+from ..core.codec import LARGEST, Bias, Call, Tensor, check_count, check_range
 from ..core.kernel import Kernel
-
-_LARGEST = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -89,15 +87,13 @@ class TernGrad(BlockCodec):
 
     @property
     def kernel(self) -> Kernel:
-        return Kernel(
-            "terngrad", 2, self.headers, (1.0, SMALLEST, _LARGEST, self.clip_sigma or 0.0)
-        )
+        return Kernel("terngrad", 2, self.headers, (1.0, SMALLEST, LARGEST, self.clip_sigma or 0.0))
 
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:
         s = largest(xp, rows)
         if self.clip_sigma:
             factor = self.clip_sigma / math.sqrt(rows.shape[1])
-            limit = xp.minimum(xp.scale_(xp.row_norm(rows), factor), _LARGEST)
+            limit = xp.minimum(xp.scale_(xp.row_norm(rows), factor), LARGEST)
             s = xp.minimum(s, xp.cast(limit, "float32"))
         s = xp.flush(s, SMALLEST)  # (r, 1)
         share = xp.div(rows, xp.where(xp.equal(s, 0.0), 1.0, s))

@@ -6,12 +6,12 @@ import struct
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core.codec import Call, Tensor, check_fraction, check_range
+from ..core.codec import LARGEST, Call, Tensor, check_fraction, check_range
 from ..core.projection import Kept
 from ..core.select import above
 from ..core.sparse import Selection
 
-_LEAST, _MOST = 2.0**-126, 3.4028234663852886e38  # what float32 holds with all its digits
+_LEAST = 2.0**-126  # what float32 holds with all its digits
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Threshold(Selection):
     max_ratio: float = 0.05
 
     def __post_init__(self) -> None:
-        check_range("threshold", "value", self.value, _LEAST, _MOST)
+        check_range("threshold", "value", self.value, _LEAST, LARGEST)
         check_fraction("threshold", "max_ratio", self.max_ratio)
         super().__post_init__()
 

@@ -19,6 +19,9 @@ from .errors import SettingsError, explain
 
 Tensor = Any
 Shape = tuple[int, ...]
+LARGEST = 3.4028234663852886e38
+"""The largest float32."""
+
 Extent = Union[int, Shape]
 """A tensor's shape, or its number of elements where that is all that counts."""
 
@@ -213,16 +216,24 @@ class Codec(ABC):
 
     def describe(self) -> str:
         """Return the string form, ``name:setting=value,...``, that builds an equal codec."""
+        return self.describe_fields([f.name for f in fields(self)])
+
+    def describe_fields(self, names: Sequence[str]) -> str:
+        """Return the string form with some of the settings; None stands for a default of None."""
+        defaults = {f.name: f.default for f in fields(self)}
+        parts = [
+            f"{name}={_text(getattr(self, name))}"
+            for name in names
+            if getattr(self, name) is not None or defaults[name] is not None
+        ]
+        return f"{self.registered}:{','.join(parts)}" if parts else self.registered
+
+    @property
+    def registered(self) -> str:
+        """The name under which this codec's class is registered."""
         from ..codecs import name_of  # a codec does not know its name, the registry does
 
-        inner = getattr(self, "then", None)
-        parts = [
-            f"{f.name}={_text(getattr(self, f.name))}"
-            for f in fields(self)
-            if f.name != "then" and (getattr(self, f.name) is not None or f.default is not None)
-        ]
-        own = f"{name_of(self)}:{','.join(parts)}" if parts else name_of(self)
-        return own if inner is None else f"{own}+{inner.describe()}"
+        return name_of(self)
 
 
 def numels(extents: Sequence[Extent]) -> list[int]:

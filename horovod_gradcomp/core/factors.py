@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import random
+from .blocks import largest
 from .codec import Call, Extent, Tensor
 
 _DEPENDENT = 2.0**-13
@@ -220,7 +221,7 @@ def orthonormal(xp: Any, rows: Tensor) -> Tensor:
         xp: An operations module.
         rows: Shape ``(r, length)``, float32.
     """
-    top = xp.view(xp.row_max(xp.magnitude(rows)), "float32")  # (r, 1)
+    top = largest(xp, rows)  # (r, 1)
     top = xp.where(xp.equal(top, 0.0), 1.0, top)
     rows = xp.div(rows, top)
     done: list[Tensor] = []

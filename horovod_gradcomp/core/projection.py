@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Optional
 
 from . import random
@@ -73,7 +73,7 @@ class Composable(Codec):
     def __post_init__(self) -> None:
         if self.then is None:
             return
-        name = replace(self, then=None).describe().split(":")[0]
+        name = self.registered
         if not isinstance(self.then, Codec):
             raise SettingsError(
                 f"{name}: " + explain(got=f"then={self.then!r}", expected="a codec")
@@ -84,9 +84,8 @@ class Composable(Codec):
             raise SettingsError(
                 f"{name}: " + explain(got=f"'{inner}' after '+'", expected=expected)
             )
-        mean = self.own_bias is Bias.UNBIASED and self.then.bias is Bias.UNBIASED
         noisy = self.own_bias is not Bias.UNBIASED and not self.then.feeds_back
-        if not self.then.additive or (noisy and not mean):
+        if noisy or not self.then.additive:
             raise SettingsError(
                 f"{name}: "
                 + explain(
@@ -100,6 +99,10 @@ class Composable(Codec):
             raise SettingsError(
                 f"{name}: " + explain(got=f"'+ {inner}'", expected=f"'{name}' alone")
             )
+
+    def describe(self) -> str:
+        own = self.describe_fields([f.name for f in fields(self) if f.name != "then"])
+        return own if self.then is None else f"{own}+{self.then.describe()}"
 
     @property
     def bias(self) -> Bias:

@@ -13,6 +13,7 @@ from typing import Any
 from .codec import Codec, Combine, check_count
 from .errors import SettingsError, explain
 from .memory import MEMORIES, Memory
+from .projection import Composable
 from .schedule import Phase, Ramp, at, describe, parse_ramp
 
 
@@ -72,6 +73,11 @@ class Settings:
 
     exceptions: tuple[tuple[str, Settings | None], ...] = ()
     """The rules of the options, with checked settings."""
+
+    @property
+    def every(self) -> list[Settings]:
+        """These settings and those of the rules."""
+        return [self, *(own for _, own in self.exceptions if own is not None)]
 
     @property
     def identity(self) -> bool:
@@ -206,7 +212,6 @@ def compose(first: Settings, second: Settings) -> Settings:
     Raises:
         SettingsError: The second has options of its own, or the codecs do not fit.
     """
-    name = first.codec.describe().partition(":")[0]
     if second.options != Options():
         raise SettingsError(
             explain(
@@ -215,9 +220,9 @@ def compose(first: Settings, second: Settings) -> Settings:
                 why="memory, seed and all other options are those of the codec before '+'",
             )
         )
-    if not any(f.name == "then" for f in dataclasses.fields(first.codec)):
-        raise SettingsError(_no_values(name, second.codec))
-    if first.codec.then is not None:  # type: ignore[attr-defined]
+    if not isinstance(first.codec, Composable):
+        raise SettingsError(_no_values(first.codec.registered, second.codec))
+    if first.codec.then is not None:
         raise SettingsError(explain(got="a second '+'", expected="one"))
     if len(second.phases) > 1:
         raise SettingsError(explain(got="a ramp after '+'", expected="a codec that stays"))
@@ -318,7 +323,7 @@ def _look_up(name: str, table: Mapping[str, type[Any]], what: str) -> type[Any]:
 def _no_values(name: str, inner: Any) -> str:
     from ..codecs import REGISTRY
 
-    able = [n for n, c in REGISTRY.items() if any(f.name == "then" for f in dataclasses.fields(c))]
+    able = [n for n, c in REGISTRY.items() if issubclass(c, Composable) and c.composes]
     inner = inner.describe() if isinstance(inner, Codec) else inner
     return f"{name}: " + explain(
         got=f"'+ {inner}' after '{name}'",

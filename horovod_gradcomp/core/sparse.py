@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from . import positions
-from .codec import Bias, Call, Codec, Extent, Shape, Tensor, numels
+from .codec import LARGEST, Bias, Call, Codec, Extent, Shape, Tensor, numels
 from .payload import Section
 from .projection import Kept, Projection, Sent, scaled
 
@@ -82,7 +82,6 @@ class Drawn(NamedTuple):
 
 
 _SMALLEST = 2.0**-126  # frameworks treat products of subnormals differently
-_LARGEST = 3.4028234663852886e38  # a drawn value times its factor may go beyond float32
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Draw(Projection):
             values = xp.flush(values, _SMALLEST)
             number = isinstance(factor, float)
             values = xp.scale_(values, factor) if number else xp.mul_(values, factor)
-            values = xp.clamp_(values, -_LARGEST, _LARGEST)
+            values = xp.clamp_(values, -LARGEST, LARGEST)  # it may go beyond float32
         return Kept(values, (), drawn)
 
     def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:

@@ -69,8 +69,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     do="make compressors with Compression.topk(...), Compression.from_string(...)",
                 )
             )
-        parts = [settings, *(own for _, own in settings.exceptions if own is not None)]
-        if any(len(part.phases) > 1 for part in parts):
+        if any(len(own.phases) > 1 for own in settings.every):
             raise SettingsError(
                 explain(
                     got="a ramp or start_after=",

@@ -75,8 +75,7 @@ class Unit(tf.Module):  # type: ignore[misc]
         nbytes = codec.wire_bytes(*self._shapes)
         if codec.combine is Combine.GATHER:
             nbytes += FLAG_BYTES
-        by_horovod = codec.combine is Combine.SUM and not self._settings.memory.references
-        return nbytes if by_horovod else nbytes + 4 * Carrier.WIDTH
+        return nbytes if self._settings.by_horovod else nbytes + 4 * Carrier.WIDTH
 
     def send(self, tensor: Tensor, agreed: Tensor, call: calls.Call) -> tuple[Tensor, Ticket]:
         """Encode a gradient and start its exchange; see :meth:`Compressor.compress`."""
@@ -104,7 +103,7 @@ class Unit(tf.Module):  # type: ignore[misc]
                 shared=self._read(settings.codec.slots),
             ),
             want_error=memory.wants_error,
-            own=memory.references,
+            own=not settings.by_horovod,
             name=self.key,
             agreed=agreed,
         )

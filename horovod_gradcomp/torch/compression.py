@@ -61,7 +61,6 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._stats = Stats()
         self._bindings: list[Binding] = []
         self._pending: list[Mapping[str, Any]] = []
-        self._warned = False
         self._said: set[str] = set()
         if grad_scaler is not None and not hasattr(grad_scaler, "_get_scale_async"):
             raise SettingsError(
@@ -183,13 +182,13 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             if p in optimizer._requires_update
         ]
         process_set = getattr(optimizer, "process_set", hvd.global_process_set)
-        every = [self._settings, *(own for _, own in self._settings.exceptions if own is not None)]
-        doubts = [doubt for own in every for doubt in fit.doubts(own, optimizer.param_groups)]
-        doubts += fit.unused_rules(self._settings, [name for name, _ in named])
-        for doubt in doubts:
-            if doubt not in self._said:
-                self._said.add(doubt)
-                warnings.warn(f"horovod_gradcomp: {doubt}", stacklevel=3)
+        doubts = [
+            doubt
+            for own in self._settings.every
+            for doubt in fit.doubts(own, optimizer.param_groups)
+        ]
+        for doubt in doubts + fit.unused_rules(self._settings, [name for name, _ in named]):
+            self._say(doubt)
         self._add(self._binding(named, process_set, optimizer))
         return self
 
@@ -247,16 +246,20 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
                     "memory='none'",
                 )
             )
-        if not self._warned and not self._settings.identity:
-            self._warned = True
-            warnings.warn(
-                "horovod_gradcomp: a tensor that is no gradient of a bound parameter is sent "
-                "uncompressed; compression.bind(model.named_parameters()) changes that",
-                stacklevel=3,
+        if not self._settings.identity:
+            self._say(
+                "a tensor that is no gradient of a bound parameter is sent uncompressed; "
+                "compression.bind(model.named_parameters()) changes that"
             )
         if tensor.dtype is torch.bfloat16:
             return tensor.float(), tensor.dtype
         return tensor, None
+
+    def _say(self, text: str) -> None:
+        """Warn, once."""
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(f"horovod_gradcomp: {text}", stacklevel=4)
 
     # State and numbers ------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def _shared_parts(binding: Binding) -> Tables:
     """Return the codecs' shared state by slot and by the name of the unit."""
     out: Tables = {}
     for unit in binding.units:
-        for slot, tensor in zip(unit.slots, unit.shared):
+        for slot, tensor in zip(unit.codec.slots, unit.shared):
             out.setdefault(slot, {})[unit.bucket.name] = tensor
     return out
 

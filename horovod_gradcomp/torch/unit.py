@@ -34,7 +34,6 @@ class Unit:
         self.bucket = bucket
         self.stats = UnitStats()
         self.device = device
-        self.state: tuple[Tensor, ...] = ()
         self.expected = len(bucket.members)
         self.memory = settings.memory
         self.by_horovod = settings.by_horovod
@@ -57,34 +56,26 @@ class Unit:
             torch.zeros(bucket.numel, dtype=torch.float32, device=device)
             for _ in settings.memory.slots
         )
-        self.turn = self._rounds = 0
-        self.codec: Codec | None = None
-        self.shared: tuple[Tensor, ...] = ()
-        self.prepare(0)
+        self.phase = self._begin(settings.codec_at(0))
 
     @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the shared state's tensors."""
-        return () if self.codec is None else self.codec.slots
-
-    @property
-    def phase(self) -> tuple[Any, ...]:
-        """The codec in use, and what it carries from step to step."""
-        return self.codec, self._rounds, self.shared, self.turn
+    def phase(self) -> tuple[Codec, tuple[Tensor, ...], int]:
+        """The codec in use, the state that it shares with all ranks, and its good steps so far."""
+        return self.codec, self.shared, self.turn
 
     @phase.setter
-    def phase(self, value: tuple[Any, ...]) -> None:
-        self.codec, self._rounds, self.shared, self.turn = value
+    def phase(self, value: tuple[Codec, tuple[Tensor, ...], int]) -> None:
+        self.codec, self.shared, self.turn = value
 
     def prepare(self, step: int) -> None:
         """Take up the codec of a step, with the shared state that a new one begins with."""
         codec = self._settings.codec_at(step)
-        if codec is self.codec:
-            return
-        self.codec, self._rounds = codec, codec.round_count(self.bucket.shapes)
-        self.turn = 0
+        if codec is not self.codec:
+            self.phase = self._begin(codec)
+
+    def _begin(self, codec: Codec) -> tuple[Codec, tuple[Tensor, ...], int]:
         start = Call(shapes=self.bucket.shapes, key=random_key(self._settings, self.bucket.name, 0))
-        self.shared = codec.initial(xp, start, torch.empty(0, device=self.device))
+        return codec, codec.initial(xp, start, torch.empty(0, device=self.device)), 0
 
     # One step ---------------------------------------------------------------------------------
     @property
@@ -108,7 +99,7 @@ class Unit:
             lift: What gradients are multiplied by, a number or a float32 scalar tensor; the
                 memory is held without it, so that it may change from step to step.
         """
-        memory = self._settings.memory
+        memory = self.memory
         if self._input is None:
             self._input = self._storage()
             self._note = self._storage() if memory.notes else None
@@ -138,7 +129,6 @@ class Unit:
             if index not in self._arrived:
                 self._hold(index)
         self.prepare(step)
-        assert self.codec is not None
         self._exchange = exchange.start(
             xp,
             self.codec,
@@ -151,7 +141,7 @@ class Unit:
                 rank=rank,
                 shared=self.shared,
             ),
-            want_error=self._settings.memory.wants_error,
+            want_error=self.memory.wants_error,
             name=self.bucket.name,
             own=not self.by_horovod,
         )
@@ -192,7 +182,8 @@ class Unit:
         Returns:
             None where the unit has no further round.
         """
-        if round_number + 1 >= self._rounds or self._exchange is None:
+        rounds = self.codec.round_count(self.bucket.shapes)
+        if round_number + 1 >= rounds or self._exchange is None:
             return None
         with self.stats.timed("wait_ms"):
             handle, self._handle = self._handle, None
@@ -268,7 +259,7 @@ class Unit:
 
     def commit(self) -> None:
         """Let the candidate take the memory's place."""
-        outcome, memory, old = self._outcome, self._settings.memory, self.state
+        outcome, memory, old = self._outcome, self.memory, self.state
         assert outcome is not None
         self.shared = outcome.shared
         self.turn += 1
@@ -314,7 +305,7 @@ class Unit:
 
     def _referred(self, outcome: exchange.Outcome, lift: Any) -> exchange.Outcome:
         """Make a gradient of a difference to a reference."""
-        memory = self._settings.memory
+        memory = self.memory
         if not memory.references:
             return outcome
         assert self._factor is not None
@@ -330,7 +321,7 @@ class Unit:
         taken = {t.data_ptr() for t in self.state}
         free = [t for t in (*self._spares, *old, self._input, self._note) if t is not None]
         free = [t for t in free if t.data_ptr() not in taken]
-        self._spares = free[: 1 + self._settings.memory.notes]
+        self._spares = free[: 1 + self.memory.notes]
         self._input = self._note = self._mean = None
         self._cast = []
         self._arrived.clear()
