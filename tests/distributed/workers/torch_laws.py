@@ -60,6 +60,9 @@ MEMORIES = {
 """Memories that follow the gradient in another way than by keeping books."""
 ALL = {**KINDS, **MEMORIES}
 LIMITS = {"fp16": 1e-3}  # off the books, relative: Horovod adds float16 payloads in float16
+ROUNDED_SUMS = {"acp", "ramp_acp", "differential_acp", "powersgd"}
+"""Codecs whose sums are not exact for any gradient: Horovod adds more than two of them in an order
+that depends on what it happens to fuse, so that no two runs end in the same bits."""
 SMALL = {"bucket_bytes": 8192}  # several buckets
 CHECKS: dict[str, Callable[[], None]] = {}
 
@@ -330,7 +333,11 @@ def law6_resume(kind: str) -> None:
     optimizer = make(resumed, compression)
     for step in range(10, 20):
         reduce(resumed, optimizer, step, exact=True)
-    assert digest(straight.parameters()) == digest(resumed.parameters())
+    if hvd.size() > 2 and kind in ROUNDED_SUMS:
+        for one, other in zip(straight.parameters(), resumed.parameters(), strict=True):
+            assert (one - other).norm() < 1e-5 * (one.norm() + 1), "resumed far from straight"
+    else:
+        assert digest(straight.parameters()) == digest(resumed.parameters())
 
 
 @check("topk", "randomk", "powersgd", "momentum", "ef21")
