@@ -12,7 +12,8 @@ import pytest
 from horovod_gradcomp import GradCompError, SettingsError
 from horovod_gradcomp.codecs import REGISTRY, build, name_of
 from horovod_gradcomp.core.memory import MEMORIES, NoMemory, Residual
-from horovod_gradcomp.core.settings import Options, assemble, make, parse_codec, signature, split
+from horovod_gradcomp.core.options import Options
+from horovod_gradcomp.core.settings import assemble, make, parse_codec, signature, split
 from tests import table
 
 FRACTION = [0, -0.1, 1.1, 2, math.nan, math.inf, -math.inf, True, False, "0.1", None, [0.1]]
@@ -107,6 +108,9 @@ BAD_OPTIONS = {
     "start_after": [-1, 0.5, "8", None, True],
     "start_with": ["fp17", "", 3, None, "topk:ratio=2"],
     "rules": ["a", 3, [("a",)], [("(", None)], [(1, None)], [("a", 3)], [("a", "topq")]],
+    "clip_norm": [0, -1, math.inf, math.nan, "1", True],
+    "clip_value": [0, -1, math.inf, math.nan, "1", True],
+    "state_dtype": ["float16", "bf16", 16, None],
 }
 
 
@@ -141,6 +145,15 @@ def test_options_out_of_range(key, value):
         make("topk", {key: value})
     assert "expected" in str(caught.value)
     assert key in str(caught.value) or str(value).partition(":")[0] in str(caught.value)
+
+
+def test_options_that_do_not_fit_one_another():
+    with pytest.raises(SettingsError, match="one of them"):
+        make("topk", {"clip_norm": 1.0, "clip_value": 1.0})
+    for memory in ("ef21", "differential"):
+        with pytest.raises(SettingsError, match="bfloat16"):
+            make("topk", {"memory": memory, "state_dtype": "bfloat16"})
+    make("topk", {"memory": "momentum", "state_dtype": "bfloat16", "clip_norm": 1})
 
 
 @pytest.mark.parametrize(

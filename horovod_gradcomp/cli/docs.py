@@ -11,7 +11,8 @@ from typing import Any, Optional
 import typer
 
 from ..codecs import REGISTRY
-from ..core.settings import Options, Settings, assemble, parse_codec
+from ..core.options import Options
+from ..core.settings import Settings, assemble, parse_codec
 from .docstrings import FORMULA, PAYLOAD, SUMMARY, arguments, parse, table
 
 Row = dict[str, Any]

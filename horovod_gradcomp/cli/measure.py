@@ -15,8 +15,9 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from ..core.codec import Call, Codec, Combine, Encoded
+from ..core.options import Options
 from ..core.random import fold
-from ..core.settings import Options, assemble, parse_codec
+from ..core.settings import assemble, parse_codec
 from .labs import LABS, Lab
 from .peak import elsewhere
 

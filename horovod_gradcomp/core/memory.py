@@ -15,7 +15,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from .codec import Codec, Tensor, check_choice, check_fraction, check_range, is_one
+from .codec import (
+    Codec,
+    Tensor,
+    check_choice,
+    check_count,
+    check_fraction,
+    check_range,
+    is_one,
+)
 from .errors import SettingsError, explain
 
 
@@ -33,6 +41,9 @@ class Done(NamedTuple):
 
     mean: Tensor | None = None
     """Mean of what all ranks sent, where the memory is a reference."""
+
+    refreshed: bool = False
+    """Whether the memory took part as if it were zero."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,22 @@ class Memory(ABC):
                     "what is left",
                 )
             )
+
+    def check_narrow(self) -> None:
+        """Raise :class:`SettingsError` if the state cannot be held in bfloat16."""
+        if self.references:
+            raise SettingsError(
+                explain(
+                    got="state_dtype='bfloat16' with a memory that is a reference",
+                    expected="state_dtype='float32'",
+                    why="each rank would round its own reference and that of all ranks in another "
+                    "way, and the difference would stay in every later gradient",
+                )
+            )
+
+    def refreshes(self, step: int) -> bool:
+        """Return whether all is sent anew in a step, in float16, as if nothing were remembered."""
+        return False
 
     @property
     def wants_error(self) -> bool:
@@ -300,9 +327,14 @@ class Differential(EF21):
     ``send Q(g - h); h' = h + alpha Q(g - h); H' = H + alpha mean(Q)``, and the gradient is
     ``H + mean(Q)``.
 
+    Every ``refresh_every`` steps the gradient itself is sent, as float16 (beyond 65504 it is cut),
+    and takes the place of all references: what sums have lost to rounding goes no further, and
+    references that have gone astray are put right.
+
     Args:
         alpha: 0 < alpha <= 1: how fast references follow; 1 suits codecs that are contractions,
             ``1 / (1 + w)`` unbiased ones whose variance is w times the squared input.
+        refresh_every: Steps from one full gradient to the next; 0 for never.
 
     Reference:
         Mishchenko, Gorbunov, Takac, Richtarik, "Distributed Learning with Compressed Gradient
@@ -310,12 +342,17 @@ class Differential(EF21):
     """
 
     alpha: float = 1.0
+    refresh_every: int = 100
 
     def __post_init__(self) -> None:
         check_fraction("differential", "alpha", self.alpha)
+        check_count("differential", "refresh_every", self.refresh_every, minimum=0)
+
+    def refreshes(self, step: int) -> bool:
+        return self.refresh_every > 0 and step % self.refresh_every == 0 and step > 0
 
     def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
-        if self.alpha == 1:
+        if self.alpha == 1 or done.refreshed:
             return super().update(xp, state, done)
         moved = xp.sub_(xp.sub_(done.note, done.error), state[0])
         own = xp.add(state[0], xp.scale_(moved, self.alpha))

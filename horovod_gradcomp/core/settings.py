@@ -10,53 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .codec import Codec, Combine, check_count
+from .codec import Codec, Combine
 from .errors import SettingsError, explain
 from .memory import MEMORIES, Memory
+from .options import Options
 from .projection import Composable
 from .schedule import Phase, Ramp, at, describe, parse_ramp
-
-
-@dataclass(frozen=True)
-class Options:
-    """What every compressor takes beside its codec's settings.
-
-    Args:
-        memory: "residual", "none", "residual:decay=0.9", a :class:`Memory`, or None for the
-            codec's default.
-        seed: Of the random codecs; equal on all ranks.
-        min_numel: Tensors with fewer elements are sent uncompressed.
-        skip_1d: Whether biases and other tensors of one dimension are sent uncompressed.
-        bucket_bytes: Most bytes (float32) of parameters that are packed into one message. Below
-            32 MiB, from where on the C library returns freed storage to the system at once and
-            every step pays again for fresh pages.
-        start_after: Steps that ``start_with`` is used for, before the codec itself.
-        start_with: String form of the codec to start with.
-        rules: Pairs of a regular expression for whole parameter names and a string form, or None
-            for uncompressed: ``[("embed.*", None), ("fc.*", "powersgd:rank=8")]``. The first that
-            matches a name decides, whatever the parameter's size; what none matches is compressed
-            as all else says.
-    """
-
-    memory: str | Memory | None = None
-    seed: int = 0
-    min_numel: int = 1024
-    skip_1d: bool = True
-    bucket_bytes: int = 25 * 2**20
-    start_after: int = 0
-    start_with: str = "none"
-    rules: tuple[tuple[str, str | None], ...] = ()
-
-    def __post_init__(self) -> None:
-        check_count("compressor", "min_numel", self.min_numel, minimum=0)
-        check_count("compressor", "bucket_bytes", self.bucket_bytes, minimum=4)
-        check_count("compressor", "start_after", self.start_after, minimum=0)
-        parse_codec(self.start_with)
-        object.__setattr__(self, "rules", _checked_rules(self.rules))
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise SettingsError(explain(got=f"seed={self.seed!r}", expected="a whole number"))
-        if not isinstance(self.skip_1d, bool):
-            raise SettingsError(explain(got=f"skip_1d={self.skip_1d!r}", expected="True or False"))
 
 
 @dataclass(frozen=True)
@@ -82,7 +41,8 @@ class Settings:
     @property
     def identity(self) -> bool:
         """Whether nothing is ever changed."""
-        return all(phase.codec.identity for phase in self.phases)
+        clips = self.options.clip_norm is not None or self.options.clip_value is not None
+        return not clips and all(phase.codec.identity for phase in self.phases)
 
     @property
     def by_horovod(self) -> bool:
@@ -143,11 +103,15 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
     if options.start_after:
         later = [Phase(first + options.start_after, codec) for first, codec in phases]
         phases = [Phase(0, parse_codec(options.start_with)), *later]
+    elif options.start_with != "none":
+        parse_codec(options.start_with)  # wrong is wrong, also where it is not used
     fitted = []
     for first, each in phases:
         each = each.with_memory(memory.wants_error)
         if not each.identity or len(phases) == 1:  # in between, nothing is left to remember
             memory.check(each)
+            if options.state_dtype != "float32":
+                memory.check_narrow()
         fitted.append(Phase(first, each))
     bare = dataclasses.replace(options, rules=())
     exceptions = []
@@ -166,26 +130,6 @@ def _exception(text: str, options: Options) -> Settings:
     if given["memory"] is not None and "memory" not in settings:
         del given["memory"]  # it suits the other codec
     return make(name, {**given, **settings})
-
-
-def _checked_rules(rules: Any) -> tuple[tuple[str, str | None], ...]:
-    expected = "pairs of a regular expression and a string form or None"
-    out = []
-    if isinstance(rules, (str, bytes)) or not isinstance(rules, Sequence):
-        raise SettingsError(explain(got=f"rules={rules!r}", expected=expected))
-    for rule in rules:
-        pair = tuple(rule) if isinstance(rule, (list, tuple)) else ()
-        texts = (
-            len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], (str, type(None)))
-        )
-        try:
-            if not texts:
-                raise ValueError
-            re.compile(pair[0])
-        except (ValueError, re.error):
-            raise SettingsError(explain(got=f"rules={rules!r}", expected=expected)) from None
-        out.append(pair)
-    return tuple(out)
 
 
 def _phases(name: str, cls: type[Any], settings: Mapping[str, Any]) -> list[Phase]:

@@ -17,6 +17,7 @@ class UnitStats:
         numel: Elements a step.
         raw_bytes: Bytes that the gradients hold, over all steps.
         wire_bytes: Bytes handed to Horovod, over all steps.
+        state_bytes: Bytes that the memory takes on this rank.
         collectives: Tensors handed to Horovod, carriers among them, over all steps.
         encode_ms: Time in compress, over all steps.
         wait_ms: Time waiting for own collectives, over all steps.
@@ -26,6 +27,7 @@ class UnitStats:
     numel: int = 0
     raw_bytes: int = 0
     wire_bytes: int = 0
+    state_bytes: int = 0
     collectives: int = 0
     encode_ms: float = 0.0
     wait_ms: float = 0.0
@@ -80,6 +82,7 @@ def _sums(units: list[UnitStats], steps: int) -> dict[str, Any]:
         "raw_bytes_per_step": raw / steps,
         "wire_bytes_per_step": wire / steps,
         "ratio": wire / raw if raw else None,
+        "state_bytes": sum(u.state_bytes for u in units),
         "collectives_per_step": sum(u.collectives for u in units) / steps,
         "encode_ms_per_step": sum(u.encode_ms for u in units) / steps,
         "wait_ms_per_step": sum(u.wait_ms for u in units) / steps,

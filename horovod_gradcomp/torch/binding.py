@@ -63,7 +63,7 @@ class Binding:
         self.step = 0
         self._where: list[tuple[Unit, int] | None] = [None] * len(named)
         self.units = self._plan()
-        self._remembers = any(unit.state for unit in self.units)
+        self._remembers = any(unit.store.state for unit in self.units)
         self._fingerprint = _fingerprint(self.names, self.params)
         self._ids = {id(p): i for i, p in enumerate(self.params)}
         self._follows = [*range(1, len(named)), 0] if named else []
@@ -115,7 +115,8 @@ class Binding:
         self._check(index, tensor)
         with unit.stats.timed("encode_ms"):
             frozen = not self.params[index].requires_grad
-            unit.add(member, tensor, frozen=frozen, lift=self._lift)
+            size = len(self._ranks)
+            unit.add(member, tensor, step=self.step, size=size, frozen=frozen, lift=self._lift)
             if unit.by_horovod:
                 return self._send(unit), ticket
             if unit.full:

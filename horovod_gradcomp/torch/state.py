@@ -176,7 +176,7 @@ def _parts(binding: Binding) -> Tables:
     """Return the memory by slot and by the name of the parameter."""
     out: Tables = {}
     for unit in binding.units:
-        for slot, flat in zip(unit.memory.slots, unit.state):
+        for slot, flat in zip(unit.memory.slots, unit.store.state):
             table = out.setdefault(slot, {})
             for m in unit.bucket.members:
                 table[m.name] = flat[m.start : m.start + m.numel].view(m.shape)

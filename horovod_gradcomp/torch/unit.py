@@ -1,8 +1,7 @@
 """What is encoded and sent in one go: a bucket of parameters, or a single one for SUM codecs.
 
-A unit owns the memory of its parameters as flat tensors, and one exchange a step. The candidate
-for the next memory is worked out in scratch storage and takes the memory's place only when the
-whole step is committed.
+A unit has the memory of its parameters in a store, the codec of the running phase with the state
+that it shares with all ranks, and one exchange a step.
 """
 
 from __future__ import annotations
@@ -14,17 +13,20 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
+from ..codecs.fp16 import FP16
 from ..core import exchange, random
 from ..core.codec import Call, Codec, is_one
 from ..core.errors import ExchangeError, explain
-from ..core.memory import Done
 from ..core.plan import Bucket
 from ..core.settings import Settings
 from ..core.stats import UnitStats
 from ..ops import torch as xp
+from .store import Store
 
 Tensor = torch.Tensor
 _WIDE = (torch.float32, torch.float64)
+_FULL = FP16()
+"""What a memory that is refreshed sends."""
 
 
 class Unit:
@@ -37,12 +39,10 @@ class Unit:
         self.expected = len(bucket.members)
         self.memory = settings.memory
         self.by_horovod = settings.by_horovod
+        self.store = Store(bucket, settings, device)
+        self.stats.state_bytes = self.store.nbytes
         self._settings = settings
-        self._input: Tensor | None = None
-        self._note: Tensor | None = None
-        self._spares: list[Tensor] = []
         self._arrived: set[int] = set()
-        self._held: set[int] = set()
         self._exchange: exchange.Exchange | None = None
         self._handle: int | None = None
         self._factor: float | None = None
@@ -52,10 +52,6 @@ class Unit:
         self._mean: Tensor | None = None
         self._round = 0
         self._outcome: exchange.Outcome | None = None
-        self.state = tuple(
-            torch.zeros(bucket.numel, dtype=torch.float32, device=device)
-            for _ in settings.memory.slots
-        )
         self.phase = self._begin(settings.codec_at(0))
 
     @property
@@ -88,32 +84,27 @@ class Unit:
         """Whether every member that will arrive has arrived."""
         return len(self._arrived) >= self.expected
 
-    def add(self, index: int, grad: Tensor, *, frozen: bool, lift: Any = 1.0) -> None:
+    def add(
+        self, index: int, grad: Tensor, *, step: int, size: int, frozen: bool, lift: Any = 1.0
+    ) -> None:
         """Take in one member's gradient.
 
         Args:
             index: Of the member.
             grad: Any strides, any float dtype, of the member's shape.
+            step: Equal on all ranks.
+            size: How many ranks take part.
             frozen: Whether the parameter no longer trains: it sends zero and keeps its memory,
                 which would move its weights otherwise.
-            lift: What gradients are multiplied by, a number or a float32 scalar tensor; the
-                memory is held without it, so that it may change from step to step.
+            lift: As of :meth:`Store.take`.
         """
-        memory = self.memory
-        if self._input is None:
-            self._input = self._storage()
-            self._note = self._storage() if memory.notes else None
+        if self.idle:
+            self.store.begin(step)
         self._arrived.add(index)
         if frozen:
-            self._hold(index)
+            self.store.hold(index)
             return
-        grad, part = grad.detach(), self._part(self._input, index)
-        gain = 1 / lift
-        state = tuple(self._part(s, index) for s in self.state)
-        note = None
-        if self._note is not None:
-            note = memory.note(xp, grad, state, gain, self._part(self._note, index))
-        memory.compensate(xp, grad, state, part, gain=gain, note=note)
+        self.store.take(index, grad.detach(), lift=lift, size=size)
         self.stats.raw_bytes += grad.numel() * grad.element_size()
 
     def encode(self, step: int, size: int, rank: int) -> exchange.Request:
@@ -124,15 +115,14 @@ class Unit:
             size: How many ranks take part.
             rank: Which of them this is.
         """
-        assert self._input is not None
         for index in range(len(self.bucket.members)):
             if index not in self._arrived:
-                self._hold(index)
+                self.store.hold(index)
         self.prepare(step)
         self._exchange = exchange.start(
             xp,
-            self.codec,
-            self._input,
+            self._now,
+            self.store.input,
             Call(
                 size=size,
                 shapes=self.bucket.shapes,
@@ -147,6 +137,11 @@ class Unit:
         )
         self.stats.numel = self.bucket.numel
         return self._counted(next(self._exchange))
+
+    @property
+    def _now(self) -> Codec:
+        """The codec of the running step."""
+        return _FULL if self.store.refreshing else self.codec
 
     @property
     def sent(self) -> bool:
@@ -182,7 +177,7 @@ class Unit:
         Returns:
             None where the unit has no further round.
         """
-        rounds = self.codec.round_count(self.bucket.shapes)
+        rounds = self._now.round_count(self.bucket.shapes)
         if round_number + 1 >= rounds or self._exchange is None:
             return None
         with self.stats.timed("wait_ms"):
@@ -240,8 +235,8 @@ class Unit:
     def result(self, index: int, dtype: torch.dtype) -> Tensor:
         """Return one member's reduced gradient, detached, in storage that nobody else changes."""
         assert self._outcome is not None
-        part = self._part(self._outcome.total, index)
-        if index in self._held:
+        part = self.store.part(self._outcome.total, index)
+        if self.store.held(index):
             part = part.zero_().add_(self._outcome.bad)
         out: Tensor = part.to(dtype)
         if dtype not in _WIDE:  # a finite float32 may be too large for it
@@ -259,20 +254,17 @@ class Unit:
 
     def commit(self) -> None:
         """Let the candidate take the memory's place."""
-        outcome, memory, old = self._outcome, self.memory, self.state
+        outcome = self._outcome
         assert outcome is not None
-        self.shared = outcome.shared
-        self.turn += 1
-        done = Done(outcome.error, self._note, outcome.kept, self._mean)
-        self.state = memory.update(xp, old, done)
-        if not memory.references:  # what is held sent zero and stays; references saw that, too
-            for index in self._held:
-                for after, before in zip(self.state, old):
-                    self._part(after, index).copy_(self._part(before, index))
-        self._end(*old)
+        if not self.store.refreshing:
+            self.shared = outcome.shared
+            self.turn += 1
+        self.store.commit(outcome.error, outcome.kept, self._mean)
+        self._end()
 
     def drop(self) -> None:
         """Forget the candidate; the memory stays as it was."""
+        self.store.end()
         self._end()
 
     def abandon(self) -> None:
@@ -312,39 +304,16 @@ class Unit:
         self._mean = outcome.total
         if self._factor != 1:
             self._mean = xp.scale_(self._mean, 1 / self._factor)
-        total = memory.reduced(xp, self._mean, self.state)
+        total = self.store.reduced(self._mean)
         factor = self._factor * lift
         return outcome._replace(total=total if is_one(factor) else xp.scale_(total, factor))
 
-    def _end(self, *old: Tensor) -> None:
-        """Keep what is no longer needed as storage of the next step."""
-        taken = {t.data_ptr() for t in self.state}
-        free = [t for t in (*self._spares, *old, self._input, self._note) if t is not None]
-        free = [t for t in free if t.data_ptr() not in taken]
-        self._spares = free[: 1 + self.memory.notes]
-        self._input = self._note = self._mean = None
+    def _end(self) -> None:
+        self._mean = None
         self._cast = []
         self._arrived.clear()
-        self._held.clear()
         self._exchange = self._outcome = self._factor = None
         self._round = 0
-
-    def _storage(self) -> Tensor:
-        if self._spares:
-            return self._spares.pop()
-        return torch.empty(self.bucket.numel, dtype=torch.float32, device=self.device)
-
-    def _hold(self, index: int) -> None:
-        """Let a member send zero in this step."""
-        assert self._input is not None
-        self._held.add(index)
-        self._part(self._input, index).zero_()
-        if self._note is not None:
-            self._part(self._note, index).copy_(self._part(self.state[0], index))
-
-    def _part(self, flat: Tensor, index: int) -> Tensor:
-        member = self.bucket.members[index]
-        return flat[member.start : member.start + member.numel].view(member.shape)
 
 
 def random_key(settings: Settings, name: str, step: int) -> tuple[int, int]:

@@ -42,6 +42,7 @@ KINDS = {
     "acp_linear": lambda **o: Compression.from_string("acp:rank=2,max_rate=1.0+linear:bits=8", **o),
     "powersgd": lambda **o: Compression.powersgd(rank=2, max_rate=1.0, **o),
     "svd": lambda **o: Compression.svd(rank=2, max_rate=1.0, **o),
+    "narrow": lambda **o: Compression.topk(ratio=0.02, state_dtype="bfloat16", **o),
     "late_topk": lambda **o: Compression.topk(ratio=0.02, start_after=4, **o),
     "ramp_topk": lambda **o: Compression.topk(ratio=ramp(0.5, 0.01, 12), **o),
     "ramp_acp": lambda **o: Compression.acp(rank=ramp(3, 1, 12, "steps"), max_rate=1.0, **o),
@@ -55,11 +56,15 @@ MEMORIES = {
     "differential": lambda **o: Compression.randomk(
         ratio=0.1, memory="differential:alpha=0.5", **o
     ),
+    "refreshed": lambda **o: Compression.linear(bits=4, memory="differential:refresh_every=4", **o),
     "differential_acp": lambda **o: Compression.acp(max_rate=1.0, memory="differential", **o),
 }
 """Memories that follow the gradient in another way than by keeping books."""
 ALL = {**KINDS, **MEMORIES}
-LIMITS = {"fp16": 1e-3}  # off the books, relative: Horovod adds float16 payloads in float16
+LIMITS = {
+    "fp16": 1e-3,  # off the books, relative: Horovod adds float16 payloads in float16
+    "narrow": 1e-2,  # what is held is rounded to 8 bits of mantissa at every step
+}
 ROUNDED_SUMS = {"acp", "ramp_acp", "differential_acp", "powersgd"}
 """Codecs whose sums are not exact for any gradient: Horovod adds more than two of them in an order
 that depends on what it happens to fuse, so that no two runs end in the same bits."""
@@ -225,6 +230,57 @@ def sizes_change_at_their_steps(kind: str) -> None:
         assert sent[0] == 4 * (2 * 40 * 33 + 8 * 9 * 25 + 2700) + 4 * 3 * 4
 
 
+@check()
+def a_refresh_puts_references_right() -> None:
+    net, compression = Net(), MEMORIES["refreshed"](**SMALL)
+    optimizer = make(net, compression, lr=0.0)
+    sent = []
+    for step in range(6):
+        spoil = "kernel" if step == 2 and hvd.rank() == 0 else ""
+        before = compression.stats()["compressed"]["wire_bytes"] if step else 0
+        grads = reduce(net, optimizer, step, spoil=spoil)
+        sent.append(compression.stats()["compressed"]["wire_bytes"] - before)
+        if step == 4:
+            (entry,) = compression.state_dict()["optimizers"]
+            for n, own in entry["memory"]["own"].items():
+                every = [
+                    wanted(n, own, step, rank).clamp(-65504, 65504) for rank in range(hvd.size())
+                ]
+                true = every[hvd.rank()]
+                assert (own - true).abs().max() < 1e-3 * true.abs().max(), f"reference of {n}"
+                for other in (entry["memory"]["mean"][n], grads[n]):
+                    off = (other - torch.stack(every).mean(0)).abs().max()
+                    assert off < 2e-3 * other.abs().max(), f"mean of {n} is off by {off:.2e}"
+    assert sent[4] > 3 * sent[3], sent
+    assert sent[5] == sent[3] == sent[0]
+
+
+@check("norm", "value")
+def clipping_comes_before_the_memory(how: str) -> None:
+    """What a rank clips away is never owed: the books balance for what is left."""
+    net = Net()
+    compression = Compression.topk(ratio=0.05, **{f"clip_{how}": 2.0}, **SMALL)
+    optimizer = make(net, compression, lr=0.0)
+    applied = dict.fromkeys(("a", "b", "kernel", "wide"), 0.0)
+    true = dict(applied)
+    for step in range(8):
+        grads = reduce(net, optimizer, step)
+        for n in applied:
+            p = net.get_parameter(n)
+            every = [wanted(n, p, step, rank).double() for rank in range(hvd.size())]
+            if how == "norm":
+                limit = 2.0 / math.sqrt(hvd.size())
+                every = [g * min(1.0, limit / g.norm().item()) for g in every]
+            else:
+                every = [g.clamp(-2.0, 2.0) for g in every]
+            true[n] = true[n] + torch.stack(every).mean(0)
+            applied[n] = applied[n] + grads[n].double()
+    left = total_residual(compression)
+    for n in applied:
+        off = (applied[n] + left[n] - true[n]).abs().max() / true[n].abs().max()
+        assert off < 2e-6, f"books of {n} are off by {off:.2e}"
+
+
 RULES = [("kernel", "randomk:ratio=0.1"), ("wide", None), ("bias", "linear"), ("a", "powersgd")]
 
 
@@ -317,7 +373,9 @@ def law5_none_is_plain_horovod(option: str) -> None:
     assert len(set(ends)) == 1, ends
 
 
-@check("topk", "linear4", "randomk", "acp", "powersgd", "ramp_acp", "ramp_topk", *MEMORIES)
+@check(
+    "topk", "narrow", "linear4", "randomk", "acp", "powersgd", "ramp_acp", "ramp_topk", *MEMORIES
+)
 def law6_resume(kind: str) -> None:
     straight, saved = Net(), None
     compression = ALL[kind](**SMALL)

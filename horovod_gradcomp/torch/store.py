@@ -1,0 +1,141 @@
+"""What one rank remembers of a bucket, and the input that it makes of a step's gradients.
+
+The candidate for the next memory is worked out in scratch storage and takes the memory's place
+only when the whole step is committed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..core.clip import clipped
+from ..core.memory import Done
+from ..core.plan import Bucket
+from ..core.settings import Settings
+from ..ops import torch as xp
+
+Tensor = torch.Tensor
+
+
+class Store:
+    """The memory of one bucket, as flat tensors, and its storage in the running step.
+
+    Args:
+        bucket: Whose parameters are laid out one after the other.
+        settings: Of the bucket.
+        device: Of the parameters.
+    """
+
+    def __init__(self, bucket: Bucket, settings: Settings, device: torch.device) -> None:
+        self.memory = settings.memory
+        self._bucket = bucket
+        self._options = settings.options
+        self._device = device
+        self._dtype: torch.dtype = getattr(torch, settings.options.state_dtype)
+        self.state = tuple(self._zeros(self._dtype) for _ in settings.memory.slots)
+        self._base = self.state
+        self._spares: list[Tensor] = []
+        self._held: set[int] = set()
+        self._note: Tensor | None = None
+        self.input: Tensor | None = None
+        """What is to be encoded, flat float32; None until a step begins."""
+        self.refreshing = False
+        """Whether this step sends everything, as if nothing were remembered."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are remembered."""
+        return sum(s.numel() * s.element_size() for s in self.state)
+
+    def begin(self, step: int) -> None:
+        """Make room for a step's gradients."""
+        memory = self.memory
+        self.input = self._storage()
+        self._note = self._storage() if memory.notes else None
+        self.refreshing = memory.refreshes(step)
+        self._base = self.state
+        if self.refreshing:
+            self._base = tuple(self._zeros(torch.float32) for _ in self.state)
+
+    def take(self, index: int, grad: Tensor, *, lift: Any, size: int) -> None:
+        """Take in one member's gradient.
+
+        Args:
+            index: Of the member.
+            grad: Any strides, any float dtype, of the member's shape.
+            lift: What gradients are multiplied by, a number or a float32 scalar tensor; the
+                memory is held without it, so that it may change from step to step.
+            size: How many ranks take part.
+        """
+        memory = self.memory
+        assert self.input is not None
+        grad, gain = clipped(xp, grad, 1 / lift, self._options, size)
+        state = tuple(self.part(s, index).float() for s in self._base)
+        note = None
+        if self._note is not None:
+            note = memory.note(xp, grad, state, gain, self.part(self._note, index))
+        memory.compensate(xp, grad, state, self.part(self.input, index), gain=gain, note=note)
+
+    def hold(self, index: int) -> None:
+        """Let a member send zero in this step, and keep its memory."""
+        assert self.input is not None
+        self._held.add(index)
+        self.part(self.input, index).zero_()
+        if self._note is not None:
+            self.part(self._note, index).copy_(self.part(self._base[0], index))
+
+    def held(self, index: int) -> bool:
+        """Return whether a member sends zero in this step."""
+        return index in self._held
+
+    def reduced(self, mean: Tensor) -> Tensor:
+        """Return the mean gradient, from the mean of what was sent."""
+        gradient: Tensor = self.memory.reduced(xp, mean, self._base)
+        return gradient
+
+    def commit(
+        self,
+        error: Tensor | None,
+        kept: tuple[Tensor, Tensor | None] | None,
+        mean: Tensor | None,
+    ) -> None:
+        """Let the candidate take the memory's place; see :class:`~..core.memory.Done`."""
+        done = Done(error, self._note, kept, mean, self.refreshing)
+        old, new = self.state, self.memory.update(xp, self._base, done)
+        if not self.memory.references:  # what is held sent zero and stays; references saw that, too
+            for index in self._held:
+                for after, before in zip(new, old):
+                    self.part(after, index).copy_(self.part(before, index))
+        if self._dtype == torch.float32:
+            self.state = new
+            self.end(*old)
+        else:
+            for narrow, made in zip(old, new):
+                narrow.copy_(made)
+            self.end(*new)
+
+    def end(self, *more: Tensor) -> None:
+        """Keep what is no longer needed as storage of the next step."""
+        taken = {t.data_ptr() for t in self.state}
+        every = (*self._spares, *more, self.input, self._note)
+        free = {t.data_ptr(): t for t in every if t is not None}
+        spares = [t for at, t in free.items() if at not in taken]
+        self._spares = spares[: 1 + self.memory.notes]
+        self.input = self._note = None
+        self._base = self.state
+        self._held.clear()
+
+    def part(self, flat: Tensor, index: int) -> Tensor:
+        """Return one member's part of a flat tensor, in its shape, sharing storage."""
+        member = self._bucket.members[index]
+        return flat[member.start : member.start + member.numel].view(member.shape)
+
+    def _storage(self) -> Tensor:
+        if self._spares:
+            return self._spares.pop()
+        return torch.empty(self._bucket.numel, dtype=torch.float32, device=self._device)
+
+    def _zeros(self, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(self._bucket.numel, dtype=dtype, device=self._device)
