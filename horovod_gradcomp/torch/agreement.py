@@ -16,30 +16,42 @@ import torch
 from ..core.errors import SettingsError, explain
 
 
-def agree(facts: Mapping[str, str], ranks: Sequence[int], process_set: Any) -> None:
+def agree(
+    facts: Mapping[str, str], more: Mapping[str, Any], ranks: Sequence[int], process_set: Any
+) -> list[dict[str, Any]]:
     """Raise the same error on every rank unless all have the same facts.
 
     It waits for the other ranks, once for each optimizer and set of ranks.
 
     Args:
         facts: By name.
+        more: What else a rank tells of itself, as JSON has it; may differ.
         ranks: Who takes part, in the order of gathered payloads.
         process_set: Of Horovod.
+
+    Returns:
+        What each rank tells, in the same order.
 
     Raises:
         SettingsError: With every fact that differs, its values and their ranks.
     """
     if len(ranks) < 2:
-        return
-    line = json.dumps(dict(facts)).encode() + b"\n"
+        return [dict(more)]
+    line = json.dumps([dict(facts), dict(more)]).encode() + b"\n"
     mine = torch.frombuffer(bytearray(line), dtype=torch.uint8)
     gathered = hvd.allgather(mine, name="gradcomp.settings", process_set=process_set)
     every = [json.loads(text) for text in bytes(gathered.tolist()).splitlines()]
-    names = dict.fromkeys(name for one in every for name in one)
+    check({rank: one[0] for rank, one in zip(ranks, every)})
+    return [one[1] for one in every]
+
+
+def check(facts: Mapping[int, Mapping[str, Any]]) -> None:
+    """Raise :class:`SettingsError` unless all ranks have the same facts."""
+    names = dict.fromkeys(name for one in facts.values() for name in one)
     differ = []
     for name in names:
         values: dict[str, list[int]] = {}
-        for rank, one in zip(ranks, every):
+        for rank, one in facts.items():
             values.setdefault(one.get(name, "nothing"), []).append(rank)
         if len(values) > 1:
             told = (

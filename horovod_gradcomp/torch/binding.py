@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from ..core.settings import Settings
 from ..core.stats import Stats
 from ..ops import torch as xp
 from .agreement import agree
+from .regroup import Past, meet
 from .unit import Unit
 
 Tensor = torch.Tensor
@@ -73,9 +76,17 @@ class Binding:
         self._lift: Any = 1.0
         self._sending = True
         self._bad: list[Tensor] = []
+        self.follows_resets = False
+        """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
+        self._past = Past(0, ())
         self._carrier: Carrier | None = None
         self._ranks: tuple[int, ...] = ()
         self._rows: Any = None
+
+    @property
+    def prefix(self) -> str:
+        """Start of the names of its own collectives, alike on all ranks and no other binding's."""
+        return f"gradcomp.{self._fingerprint}"
 
     # Identity ---------------------------------------------------------------------------------
     def index_of(self, tensor: Tensor) -> int | None:
@@ -179,7 +190,7 @@ class Binding:
         return payload
 
     def _start(self, unit: Unit, request: Request) -> None:
-        unit.start(request, f"gradcomp.{self._fingerprint}", self.process_set)
+        unit.start(request, self.prefix, self.process_set)
 
     def _flush(self) -> None:
         """Send what has not been sent, and finish all rounds but the last, of all units together.
@@ -217,6 +228,44 @@ class Binding:
                 unit.abandon()
         self._next_step()
 
+    # Ranks that come and go ---------------------------------------------------------------------
+    def meet_again(self) -> None:
+        """Meet the ranks anew in the next step; the running one counts for nothing.
+
+        Nothing is waited for: what was on its way is over once Horovod has been shut down.
+        """
+        for unit in self.units:
+            if not unit.idle:
+                unit.forget()
+        self._next_step()
+        self._carrier = None
+
+    def tell_norms(self) -> None:
+        """Let all ranks know what each has not yet sent, in case one leaves."""
+        norm = torch.tensor([math.sqrt(sum(unit.store.owed for unit in self.units))])
+        norms = hvd.allgather(norm, name=f"{self.prefix}.norms", process_set=self.process_set)
+        self._past = self._past._replace(norms=tuple(norms.tolist()))
+
+    def _meet(self, ranks: tuple[int, ...]) -> None:
+        if self.units and not self.follows_resets and int(os.environ.get("HOROVOD_ELASTIC", "0")):
+            raise BindingError(
+                explain(
+                    got="elastic training with hvd.elastic.TorchState",
+                    expected="horovod_gradcomp.torch.elastic.TorchState",
+                    why="ranks that come must learn what the others share, and what those that "
+                    "stay have not yet sent must be kept",
+                    do="make the state with it; arguments and use are the same",
+                )
+            )
+        model = f"{len(self.params)} of digest {self._fingerprint}"
+        facts = {**self.settings.facts(), "parameters": model}
+        turns = [unit.turn for unit in self.units]
+        past = self._past._replace(step=self.step, turns=turns)
+        told = agree(facts, past._asdict(), ranks, self.process_set)
+        self.stats.lost_norm += meet(self, told, ranks)
+        self._past = Past(0, (), len(ranks), ranks.index(hvd.rank()))
+        self._carrier = Carrier(ranks)
+
     def _next_step(self) -> None:
         self.step += 1
         self._sending = True
@@ -237,13 +286,10 @@ class Binding:
         """Ask anew each step: elastic training changes the ranks between steps."""
         if self._ranks:
             return
-        ranks = self.process_set.ranks or range(hvd.size())
-        if self._carrier is None or self._carrier.ranks != tuple(ranks):
-            self._carrier = Carrier(tuple(ranks))
-            model = f"{len(self.params)} of digest {self._fingerprint}"
-            facts = {**self.settings.facts(), "parameters": model, "steps so far": str(self.step)}
-            agree(facts, self._carrier.ranks, self.process_set)
-        self._ranks = self._carrier.ranks
+        ranks = tuple(self.process_set.ranks or range(hvd.size()))
+        if self._carrier is None or self._carrier.ranks != ranks:
+            self._meet(ranks)
+        self._ranks = ranks
 
     def _check(self, index: int, tensor: Tensor) -> None:
         expected = self.params[index].shape

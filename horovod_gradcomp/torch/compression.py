@@ -62,6 +62,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._bindings: list[Binding] = []
         self._pending: list[Mapping[str, Any]] = []
         self._said: set[str] = set()
+        self._follows_resets = False
         if grad_scaler is not None and not hasattr(grad_scaler, "_get_scale_async"):
             raise SettingsError(
                 explain(got=f"grad_scaler={grad_scaler!r}", expected="a torch.amp.GradScaler")
@@ -200,6 +201,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         )
 
     def _add(self, binding: Binding) -> None:
+        binding.follows_resets = self._follows_resets
         self._bindings = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
         self._bindings.insert(0, binding)
         if self._pending:
@@ -285,6 +287,36 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         for binding, entry in zip(self._ordered(), entries):
             state.load_binding(binding, entry)
         self._pending = list(entries[len(self._bindings) :])
+
+    # For elastic training; see elastic.py -----------------------------------------------------
+    def follow_resets(self, optimizer: Any) -> None:
+        """Take part in elastic training: :meth:`meet_again` follows every change of the ranks."""
+        self._follows_resets = True
+        if all(b.optimizer is None or b.optimizer() is not optimizer for b in self._bindings):
+            self.bind_optimizer(optimizer)
+        for binding in self._bindings:
+            binding.follows_resets = True
+
+    def meet_again(self) -> None:
+        """Meet the ranks anew in the next step."""
+        for binding in self._ordered():
+            binding.meet_again()
+
+    def tell_norms(self) -> None:
+        """Let all ranks know how much each has not yet sent; all must call it."""
+        for binding in self._ordered():
+            binding.tell_norms()
+
+    def snapshot(self) -> dict[int, dict[str, Any]]:
+        """Return a copy of what is remembered, for :meth:`rewind` in this process."""
+        return {binding.number: state.save_binding(binding) for binding in self._bindings}
+
+    def rewind(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
+        """Go back to a :meth:`snapshot`; the running step counts for nothing."""
+        for binding in self._ordered():
+            binding.meet_again()
+            if binding.number in saved:
+                state.load_binding(binding, saved[binding.number])
 
     def _ordered(self) -> list[Binding]:
         return sorted(self._bindings, key=lambda b: b.number)

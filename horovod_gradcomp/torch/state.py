@@ -24,15 +24,17 @@ def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
         "world_size": hvd.size() if ready else 1,
         "rank": hvd.rank() if ready else 0,
         "settings": settings.describe(),
-        "optimizers": [
-            {
-                "step": b.step,
-                "turns": {unit.bucket.name: unit.turn for unit in b.units},
-                "memory": _copied(_parts(b)),
-                "shared": _copied(_shared_parts(b)),
-            }
-            for b in bindings
-        ],
+        "optimizers": [save_binding(b) for b in bindings],
+    }
+
+
+def save_binding(binding: Binding) -> dict[str, Any]:
+    """Return a copy of one optimizer's entry."""
+    return {
+        "step": binding.step,
+        "turns": {unit.bucket.name: unit.turn for unit in binding.units},
+        "memory": _copied(_parts(binding)),
+        "shared": _copied(_shared_parts(binding)),
     }
 
 

@@ -49,6 +49,12 @@ class Store:
         """Bytes that are remembered."""
         return sum(s.numel() * s.element_size() for s in self.state)
 
+    @property
+    def owed(self) -> float:
+        """Squared norm of what has not been sent and will be."""
+        held = dict(zip(self.memory.slots, self.state)).get("residual")
+        return 0.0 if held is None else float(torch.linalg.vector_norm(held.float())) ** 2
+
     def begin(self, step: int) -> None:
         """Make room for a step's gradients."""
         memory = self.memory

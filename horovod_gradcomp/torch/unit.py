@@ -267,6 +267,11 @@ class Unit:
         self.store.end()
         self._end()
 
+    def forget(self) -> None:
+        """Drop a step whose own collective will never end, or has ended with Horovod itself."""
+        self._handle = None
+        self.drop()
+
     def abandon(self) -> None:
         """Drop a step that was never decompressed, once the own collective is over."""
         if self._handle is not None:

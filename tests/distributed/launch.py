@@ -79,6 +79,46 @@ def run_ranks(
     return [value for value in reports if value is not None]
 
 
+def run_elastic(
+    worker: str,
+    hosts: str,
+    *,
+    least: int,
+    most: int,
+    args: Sequence[object] = (),
+    timeout: float = 120,
+) -> list[dict[str, Any]]:
+    """Run a worker under elastic Horovod and return the reports of the processes that gave one.
+
+    The file ``hosts`` in the folder of the run holds the hosts, as ``name:slots`` lines; a worker
+    that writes it anew changes the ranks.
+
+    Args:
+        worker: As of :func:`run_ranks`.
+        hosts: What the file holds at first.
+        least: Ranks, at least.
+        most: Ranks, at most.
+        args: Command line of the worker.
+        timeout: Seconds after which the run is killed.
+
+    Raises:
+        AssertionError: The run ended with an error, or not in time.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="gradcomp-"))
+    try:
+        (folder / "hosts").write_text(hosts, encoding="utf-8")
+        command = [sys.executable, str(Path(__file__).with_name("elastic_driver.py"))]
+        command += [str(folder / "hosts"), str(least), str(most), str(WORKERS / worker)]
+        command += map(str, args)
+        code, output = _run(command, _environment(folder, timeout, None), timeout)
+        reports = [_read(folder, rank) for rank in range(most)]
+    finally:
+        _kill(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    assert code == 0, f"{worker} ended with {code} ({timeout} s allowed)\n{_by_rank(output)}"
+    return [value for value in reports if value is not None]
+
+
 def report(values: Mapping[str, Any]) -> None:
     """Hand results of this rank to the test; called again, it adds to them.
 

@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from tests.distributed.launch import run_ranks
+from tests.distributed.launch import run_elastic, run_ranks
 from tests.distributed.workers.torch_laws import CHECKS
 
 pytestmark = [
@@ -48,6 +48,23 @@ def test_other_settings_on_one_rank_are_named() -> None:
         }.items():
             for part in (*parts, "the same on all ranks"):
                 assert part in report[case], f"{case}: {report[case]}"
+
+
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_ranks_come_and_go(how: str) -> None:
+    """Elastic training, two ranks, three, and two again: only what left is lost, and it is told."""
+    reports = run_elastic(
+        "torch_elastic.py", "localhost:2\n", least=2, most=3, args=[how], timeout=240
+    )
+    assert len(reports) == 2
+    for one in reports:
+        assert one["size"] == 2
+        assert one["steps"] == [reports[0]["steps"][0]] * 3
+        assert one["lost"][0] == pytest.approx(one["off"], rel=1e-3)
+        assert one["lost"][0] > 0
+    told = [text for one in reports for text in one["told"]]
+    assert len(told) == 2, told
+    assert all("rank(s) 2" in text and "at the last commit" in text for text in told)
 
 
 def test_a_rank_that_dies_ends_the_others() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import os
 import pickle
 import sys
 import traceback
@@ -814,6 +815,18 @@ def copies() -> None:
         make_bound = make(fresh, twin)
         reduce(fresh, make_bound, 3)
         assert twin.state_dict()["optimizers"][0]["step"] == 4
+
+
+@check()
+def elastic_training_needs_a_state_that_knows() -> None:
+    net = Net()
+    _optimizer = make(net, KINDS["topk"]())
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        with pytest.raises(BindingError, match=r"horovod_gradcomp\.torch\.elastic\.TorchState"):
+            backward(net, 0)
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
 
 
 @check()

@@ -1,0 +1,106 @@
+"""What becomes of the memory when ranks come and go, as they do in elastic training.
+
+What is owed to the model is the mean of what ranks remember. After a change every rank goes on
+from the sum of what the ranks that stayed remember, divided by the number of ranks that there
+were: nothing of theirs is lost or counted twice. A rank that has left takes its part with it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import horovod.torch as hvd
+import torch
+
+from .agreement import check
+
+if TYPE_CHECKING:
+    from .binding import Binding
+
+
+class Past(NamedTuple):
+    """What a rank tells of itself when it meets the others.
+
+    Attributes:
+        step: Steps so far.
+        turns: Good steps of each unit's codec.
+        size: How many ranks there were at its last step; 0 if it has met nobody.
+        rank: Its place among them.
+        norms: Of what each of them remembered, when that was last told.
+    """
+
+    step: int
+    turns: Sequence[int]
+    size: int = 0
+    rank: int = 0
+    norms: Sequence[float] = ()
+
+
+def meet(binding: Binding, told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> float:
+    """Bring a binding to where the others are.
+
+    Args:
+        binding: Of this rank.
+        told: The :class:`Past` of all ranks.
+        ranks: Their numbers, in the same order.
+
+    Returns:
+        The norm of what has been lost with ranks that left, as far as it is known.
+
+    Raises:
+        SettingsError: Ranks meet for the first time and are at different steps.
+    """
+    if len(told) < 2 and not told[0]["size"]:
+        return 0.0
+    every = [Past(**one) for one in told]
+    stayed = [place for place, past in enumerate(every) if past.size]
+    if not stayed:
+        check({rank: {"steps so far": str(past.step)} for rank, past in zip(ranks, every)})
+        return 0.0
+    root = stayed[0]
+    guide = every[root]
+    for unit, turn in zip(binding.units, guide.turns):
+        unit.prepare(max(guide.step - 1, 0))
+        unit.turn = turn
+    mine = every[list(ranks).index(hvd.rank())].size > 0
+    _merge(binding, mine, guide.size, len(stayed), ranks[root])
+    binding.step = guide.step
+    gone = sorted(set(range(guide.size)) - {every[place].rank for place in stayed})
+    return _mourn(gone, guide.norms, told=hvd.rank() == ranks[root])
+
+
+def _merge(binding: Binding, mine: bool, size: int, stayed: int, root: int) -> None:
+    """Let every rank go on from what those that stayed remember and share."""
+    for number, unit in enumerate(binding.units):
+        name = f"{binding.prefix}.{number}"
+        for slot, flat in zip(unit.memory.slots, unit.store.state):
+            part = flat.float() if mine else torch.zeros_like(flat, dtype=torch.float32)
+            part = part / (stayed if unit.memory.references else size)
+            total = hvd.allreduce(
+                part, op=hvd.Sum, name=f"{name}.{slot}", process_set=binding.process_set
+            )
+            flat.copy_(total)
+        if unit.memory.references:  # the mean of references that are now alike
+            own, mean = unit.store.state
+            mean.copy_(own)
+        for slot, shared in zip(unit.codec.slots, unit.shared):
+            told = hvd.broadcast(
+                shared, root, name=f"{name}.{slot}", process_set=binding.process_set
+            )
+            shared.copy_(told)
+
+
+def _mourn(gone: Sequence[int], norms: Sequence[float], *, told: bool) -> float:
+    known = [norms[rank] for rank in gone if rank < len(norms)]
+    lost = math.sqrt(sum(norm * norm for norm in known))
+    if told and (lost or len(known) < len(gone)):
+        norm = f"of norm {lost:.6g} at the last commit" if known else "of unknown norm"
+        which = ", ".join(map(str, gone))
+        warnings.warn(
+            f"horovod_gradcomp: what rank(s) {which} had not yet sent, {norm}, left with them",
+            stacklevel=2,
+        )
+    return lost
