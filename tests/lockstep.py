@@ -10,7 +10,7 @@ import numpy as np
 
 from horovod_gradcomp.core import exchange
 from horovod_gradcomp.core.codec import Call, Codec
-from horovod_gradcomp.core.exchange import Gather, Outcome, Reply, Sum
+from horovod_gradcomp.core.exchange import Gather, Outcome, Reply, Scatter, Sum
 from horovod_gradcomp.core.memory import Done, Memory
 from tests import table
 from tests.frameworks import Framework
@@ -25,13 +25,23 @@ def drive(fw: Framework, runs: Sequence[exchange.Exchange], *, average: bool = T
     """
     requests = [next(run) for run in runs]
     while True:
-        kinds = {(type(r), fw.array(r.payload).shape) for r in requests}
+        kinds = {
+            (type(r), None if hasattr(r, "sizes") else fw.array(r.payload).shape) for r in requests
+        }
         assert len(kinds) == 1, f"ranks ask for different collectives: {kinds}"
         sent = [fw.array(request.payload) for request in requests]
         size = len(sent)
         if isinstance(requests[0], Gather):
             scale = 1 / size if average else 1.0
+            assert all(list(r.sizes) == [p.size for p in sent] for r in requests)
             replies = [Reply([fw.tensor(p) for p in sent], scale) for _ in sent]
+        elif isinstance(requests[0], Scatter):
+            replies = []
+            for rank, request in enumerate(requests):
+                ends = np.cumsum(request.sent)
+                parts = [p[ends[rank] - request.sent[rank] : ends[rank]] for p in sent]
+                assert list(request.sizes) == [part.size for part in parts]
+                replies.append(Reply([fw.tensor(part) for part in parts]))
         else:
             with np.errstate(over="ignore", invalid="ignore"):
                 total = sent[0]

@@ -111,6 +111,7 @@ BAD_OPTIONS = {
     "clip_norm": [0, -1, math.inf, math.nan, "1", True],
     "clip_value": [0, -1, math.inf, math.nan, "1", True],
     "state_dtype": ["float16", "bf16", 16, None],
+    "exchange": ["gather", "", None, True],
 }
 
 
@@ -153,6 +154,10 @@ def test_options_that_do_not_fit_one_another():
     for memory in ("ef21", "differential"):
         with pytest.raises(SettingsError, match="bfloat16"):
             make("topk", {"memory": memory, "state_dtype": "bfloat16"})
+    with pytest.raises(SettingsError, match="two_phase"):
+        make("fp16", {"exchange": "two_phase"})
+    made = make("topk", {"exchange": "two_phase", "rules": [("a", "powersgd")]})
+    assert made.exceptions[0][1].options.exchange == "auto"
     make("topk", {"memory": "momentum", "state_dtype": "bfloat16", "clip_norm": 1})
 
 

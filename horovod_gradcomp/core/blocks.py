@@ -38,6 +38,7 @@ class BlockCodec(Codec):
     """
 
     combine: ClassVar[Combine] = Combine.GATHER
+    encodes_all: ClassVar[bool] = True
     headers: ClassVar[int] = 1
 
     @property

@@ -125,6 +125,9 @@ class Codec(ABC):
     to the middle between two codes: there they may be one code apart.
     """
 
+    encodes_all: ClassVar[bool] = False
+    """Whether every element has a code of its own."""
+
     mixes: ClassVar[bool] = False
     """Whether a decoded value is a sum of products over its whole tensor, so that it is rounded to
     1e-5 of the tensor's largest value, in every framework in its own way."""

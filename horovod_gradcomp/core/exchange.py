@@ -28,6 +28,18 @@ class Gather(NamedTuple):
     """Request: give every rank every rank's uint8 payload."""
 
     payload: Tensor
+    sizes: Sequence[int]
+    """Bytes from each rank."""
+
+
+class Scatter(NamedTuple):
+    """Request: send each rank a part of a uint8 payload of its own."""
+
+    payload: Tensor
+    sent: Sequence[int]
+    """Bytes for each rank, one part after the other."""
+    sizes: Sequence[int]
+    """Bytes from each rank."""
 
 
 class Reduce(NamedTuple):
@@ -42,7 +54,7 @@ class Sum(NamedTuple):
     payload: Tensor
 
 
-Request = Union[Gather, Reduce, Sum]
+Request = Union[Gather, Scatter, Reduce, Sum]
 
 
 @dataclass(frozen=True)
@@ -76,6 +88,9 @@ class Outcome(NamedTuple):
 
     kept: tuple[Tensor, Tensor | None] | None = None
     """See :attr:`horovod_gradcomp.core.codec.Encoded.kept`."""
+
+    owed: Tensor | None = None
+    """What the reducing side of this rank left out, where it has a memory."""
 
 
 Exchange = Generator[Request, Reply, Outcome]
@@ -123,24 +138,35 @@ def _gather(
 ) -> Exchange:
     numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
     payload, error, kept = codec.encode(xp, x, call, want_error=want_error)
-    reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag))
-    expected = codec.wire_bytes(*call.extents(numel)) + FLAG_BYTES
-    for rank, other in enumerate(reply.payloads):
-        if xp.numel(other) != expected:
+    sizes = [codec.wire_bytes(*call.extents(numel)) + FLAG_BYTES] * call.size
+    reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag), sizes)
+    check_sizes(xp, reply.payloads, sizes, name)
+    bad = flags(xp, reply.payloads) if agreed is None else agreed
+    total, shared = codec.finish(xp, reply.payloads, numel, call, scale=reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad, shared, kept)
+
+
+def check_sizes(xp: Any, payloads: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
+    """Raise :class:`ExchangeError` unless every rank has sent as many bytes as it must."""
+    for rank, (payload, expected) in enumerate(zip(payloads, sizes)):
+        if xp.numel(payload) != expected:
             raise ExchangeError(
                 explain(
-                    got=f"{xp.numel(other)} bytes for '{name}' from rank {rank}",
+                    got=f"{xp.numel(payload)} bytes for '{name}' from rank {rank}",
                     expected=f"{expected} bytes",
                     why="the size follows from the settings and the shape, so that rank has others",
                     do="give every rank the same compression and the same model",
                 )
             )
-    bad = agreed
-    for other in reply.payloads if agreed is None else ():
-        flag = xp.flag_of(other)
+
+
+def flags(xp: Any, payloads: Sequence[Tensor]) -> Tensor:
+    """Return 0, or NaN where any payload says that its input was not finite."""
+    bad = None
+    for payload in payloads:
+        flag = xp.flag_of(payload)
         bad = flag if bad is None else xp.add(bad, flag)
-    total, shared = codec.finish(xp, reply.payloads, numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad, shared, kept)
+    return bad
 
 
 def _reduce(

@@ -114,6 +114,14 @@ class Memory(ABC):
                 )
             )
 
+    def of_server(self, codec: Codec) -> Memory:
+        """Return the memory of a side that encodes the mean again, for this one on each rank.
+
+        What is left out there is added to that side's next mean, so that the books still balance;
+        a reference that all ranks share is then behind by it.
+        """
+        return Residual() if self.slots and codec.feeds_back else NoMemory()
+
     def check_narrow(self) -> None:
         """Raise :class:`SettingsError` if the state cannot be held in bfloat16."""
         if self.references:

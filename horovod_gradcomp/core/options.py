@@ -40,6 +40,8 @@ class Options:
         clip_value: Greatest absolute value of its elements, likewise; not with ``clip_norm``.
         state_dtype: "float32", or "bfloat16" to hold the memory in half the storage, rounded by up
             to 2**-9 of each value at every step.
+        exchange: How packed payloads travel: "allgather", "two_phase" (see
+            :mod:`horovod_gradcomp.core.twophase`), or "auto" for the one that brings fewer bytes.
     """
 
     memory: str | Memory | None = None
@@ -53,6 +55,7 @@ class Options:
     clip_norm: float | None = None
     clip_value: float | None = None
     state_dtype: str = "float32"
+    exchange: str = "auto"
 
     def __post_init__(self) -> None:
         check_count("compressor", "min_numel", self.min_numel, minimum=0)
@@ -69,6 +72,7 @@ class Options:
         if self.clip_norm is not None and self.clip_value is not None:
             raise SettingsError(explain(got="clip_norm= and clip_value=", expected="one of them"))
         check_choice("compressor", "state_dtype", self.state_dtype, ("float32", "bfloat16"))
+        check_choice("compressor", "exchange", self.exchange, ("auto", "allgather", "two_phase"))
 
 
 def _checked_rules(rules: Any) -> tuple[tuple[str, str | None], ...]:

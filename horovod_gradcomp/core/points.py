@@ -31,6 +31,7 @@ class PointCodec(Codec):
     """
 
     combine: ClassVar[Combine] = Combine.GATHER
+    encodes_all: ClassVar[bool] = True
     code_dtype: ClassVar[str]
     """Dtype of a code, "uint8" or "int16"."""
 

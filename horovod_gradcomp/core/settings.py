@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from . import twophase
 from .codec import Codec, Combine
 from .errors import SettingsError, explain
 from .memory import MEMORIES, Memory
@@ -100,6 +101,15 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
     phases = [Phase(0, codec)] if isinstance(codec, Codec) else list(codec)
     final = phases[-1].codec
     memory = _memory(final.default_memory if options.memory is None else options.memory)
+    if options.exchange == "two_phase" and not twophase.able(final):
+        raise SettingsError(
+            explain(
+                got=f"exchange='two_phase' with '{final.describe()}'",
+                expected="a codec whose packed payloads can be decoded part by part",
+                why="Horovod itself adds its payloads up, or it sees a tensor as a whole",
+                do="leave exchange= out",
+            )
+        )
     if options.start_after:
         later = [Phase(first + options.start_after, codec) for first, codec in phases]
         phases = [Phase(0, parse_codec(options.start_with)), *later]
@@ -113,7 +123,8 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
             if options.state_dtype != "float32":
                 memory.check_narrow()
         fitted.append(Phase(first, each))
-    bare = dataclasses.replace(options, rules=())
+    exchange = "auto" if options.exchange == "two_phase" else options.exchange
+    bare = dataclasses.replace(options, rules=(), exchange=exchange)
     exceptions = []
     for pattern, text in options.rules:
         try:

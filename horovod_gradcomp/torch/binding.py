@@ -242,7 +242,8 @@ class Binding:
 
     def tell_norms(self) -> None:
         """Let all ranks know what each has not yet sent, in case one leaves."""
-        norm = torch.tensor([math.sqrt(sum(unit.store.owed for unit in self.units))])
+        size = len(self.process_set.ranks or range(hvd.size()))
+        norm = torch.tensor([math.sqrt(sum(unit.owed_norm(size) for unit in self.units))])
         norms = hvd.allgather(norm, name=f"{self.prefix}.norms", process_set=self.process_set)
         self._past = self._past._replace(norms=tuple(norms.tolist()))
 

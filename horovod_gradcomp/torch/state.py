@@ -35,6 +35,7 @@ def save_binding(binding: Binding) -> dict[str, Any]:
         "turns": {unit.bucket.name: unit.turn for unit in binding.units},
         "memory": _copied(_parts(binding)),
         "shared": _copied(_shared_parts(binding)),
+        "owed": owed_parts(binding),
     }
 
 
@@ -108,14 +109,25 @@ def resize_state(states: Sequence[Mapping[str, Any]], world_size: int) -> list[d
 def _mean_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return one optimizer's entry with the mean of what ranks remember, summed in float64."""
     first = entries[0]
+    owed: dict[str, torch.Tensor] = {}
+    for entry in entries:
+        for name, (start, values) in entry.get("owed", {}).items():
+            shape = next(iter(first["memory"].values()))[name].shape
+            flat = owed.setdefault(name, torch.zeros(shape, dtype=torch.float64)).view(-1)
+            flat[start : start + values.numel()] += values
     memory = {
         slot: {
-            name: torch.stack([e["memory"][slot][name].double() for e in entries]).mean(0).float()
+            name: torch.stack([e["memory"][slot][name].double() for e in entries]).mean(0)
             for name in table
         }
         for slot, table in first["memory"].items()
     }
-    return {**first, "memory": memory}
+    for name, part in owed.items() if "residual" in memory else ():
+        memory["residual"][name] += part
+    narrow = {
+        slot: {name: part.float() for name, part in table.items()} for slot, table in memory.items()
+    }
+    return {**first, "memory": narrow, "owed": {}}
 
 
 def belongs(binding: Binding, entry: Mapping[str, Any]) -> bool:
@@ -153,6 +165,7 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     binding.step = entry["step"]
     for name, unit in turns.items():
         unit.turn = entry["turns"][name]
+    _load_owed(binding, entry.get("owed", {}))
 
 
 Tables = dict[str, dict[str, torch.Tensor]]
@@ -172,6 +185,32 @@ def _shared_parts(binding: Binding) -> Tables:
         for slot, tensor in zip(unit.codec.slots, unit.shared):
             out.setdefault(slot, {})[unit.bucket.name] = tensor
     return out
+
+
+def owed_parts(binding: Binding) -> dict[str, tuple[int, torch.Tensor]]:
+    """Return what this rank owes as a reducing side: by parameter, from which element on, values.
+
+    So it does not depend on how parameters are laid out in buckets, nor on the number of ranks.
+    """
+    out = {}
+    for unit in binding.units:
+        if unit.owed is not None:
+            start, stop = unit.reduces
+            for m in unit.bucket.members:
+                first, last = max(start, m.start), min(stop, m.start + m.numel)
+                if first < last:
+                    values = unit.owed[first - start : last - start].clone().cpu()
+                    out[m.name] = first - m.start, values
+    return out
+
+
+def _load_owed(binding: Binding, owed: Mapping[str, tuple[int, torch.Tensor]]) -> None:
+    for unit in binding.units:
+        unit.owed = None
+        found = [(m, *owed[m.name]) for m in unit.bucket.members if m.name in owed]
+        if found:
+            first = found[0][0].start + found[0][1]
+            unit.owes(first, torch.cat([values for *_, values in found]))
 
 
 def _parts(binding: Binding) -> Tables:

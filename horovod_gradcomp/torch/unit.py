@@ -6,15 +6,13 @@ that it shares with all ranks, and one exchange a step.
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Sequence
 from typing import Any
 
-import horovod.torch as hvd
 import torch
-from horovod.common.exceptions import HorovodInternalError
 
 from ..codecs.fp16 import FP16
-from ..core import exchange, random
+from ..core import exchange, random, twophase
 from ..core.codec import Call, Codec, is_one
 from ..core.errors import ExchangeError, explain
 from ..core.plan import Bucket
@@ -22,6 +20,7 @@ from ..core.settings import Settings
 from ..core.stats import UnitStats
 from ..ops import torch as xp
 from .store import Store
+from .wire import Wire
 
 Tensor = torch.Tensor
 _WIDE = (torch.float32, torch.float64)
@@ -44,13 +43,15 @@ class Unit:
         self._settings = settings
         self._arrived: set[int] = set()
         self._exchange: exchange.Exchange | None = None
-        self._handle: int | None = None
+        self._wire = Wire()
         self._factor: float | None = None
-        self._nbytes = 0
-        self._summing = False
+        self.owed: Tensor | None = None
+        """What this rank, as the reducing side of its part, has not yet sent; in units of means."""
+        self.reduces = 0, 0
+        """The elements of that part."""
         self._cast: list[Tensor] = []
         self._mean: Tensor | None = None
-        self._round = 0
+        self._round, self._rounds = 0, 1
         self._outcome: exchange.Outcome | None = None
         self.phase = self._begin(settings.codec_at(0))
 
@@ -119,24 +120,82 @@ class Unit:
             if index not in self._arrived:
                 self.store.hold(index)
         self.prepare(step)
-        self._exchange = exchange.start(
-            xp,
-            self._now,
-            self.store.input,
-            Call(
-                size=size,
-                shapes=self.bucket.shapes,
-                key=random_key(self._settings, self.bucket.name, step),
-                step=self.turn,
-                rank=rank,
-                shared=self.shared,
-            ),
-            want_error=self.memory.wants_error,
-            name=self.bucket.name,
-            own=not self.by_horovod,
+        call = Call(
+            size=size,
+            shapes=self.bucket.shapes,
+            key=random_key(self._settings, self.bucket.name, step),
+            step=self.turn,
+            rank=rank,
+            shared=self.shared,
         )
-        self.stats.numel = self.bucket.numel
+        codec, want = self._now, self.memory.wants_error
+        self._rounds = codec.round_count(self.bucket.shapes)
+        self.stats.numel, name = self.bucket.numel, self.bucket.name
+        if self._two_phase(codec, size):
+            self._rounds = 2
+            self._exchange = twophase.start(
+                xp,
+                codec,
+                self.store.input,
+                call,
+                want_error=want,
+                name=name,
+                server=self._server(codec, size, rank),
+            )
+        else:
+            self._exchange = exchange.start(
+                xp,
+                codec,
+                self.store.input,
+                call,
+                want_error=want,
+                name=name,
+                own=not self.by_horovod,
+            )
         return self._counted(next(self._exchange))
+
+    def _two_phase(self, codec: Codec, size: int) -> bool:
+        """Return whether this step's payloads are reduced part by part."""
+        how, shapes = self._settings.options.exchange, self.bucket.shapes
+        if how == "two_phase":
+            return twophase.able(codec) and twophase.fits(shapes, size)
+        return how == "auto" and twophase.pays(codec, shapes, size)
+
+    def _server(self, codec: Codec, size: int, rank: int) -> twophase.Server:
+        memory = self.memory.of_server(codec)
+        if memory.slots and self.owed is None:
+            part = twophase.parts(self.bucket.shapes, size)[rank]
+            self.owes(part.start, torch.zeros(part.numel))
+        if self.owed is None:
+            return twophase.Server(memory, ())
+        owed = self.owed
+        held = self._held_there()
+        if held:
+            owed = owed.clone()
+            for piece in held:
+                owed[piece] = 0
+        return twophase.Server(memory, (owed,))
+
+    def _held_there(self) -> list[slice]:
+        """Return the parts of :attr:`owed` whose parameters send zero in this step."""
+        start, stop = self.reduces
+        out = []
+        for index, m in enumerate(self.bucket.members):
+            first, last = max(start, m.start), min(stop, m.start + m.numel)
+            if first < last and self.store.held(index):
+                out.append(slice(first - start, last - start))
+        return out
+
+    def owed_norm(self, size: int) -> float:
+        """Return the squared norm of what this rank has not sent, as one of ``size`` ranks."""
+        own = 0.0 if self.owed is None else size * float(torch.linalg.vector_norm(self.owed))
+        return self.store.owed + own * own
+
+    def owes(self, start: int, values: Tensor) -> None:
+        """Say what this rank, as the reducing side of elements from ``start`` on, has not sent."""
+        self.owed = values.to(self.device)
+        self.reduces = start, start + values.numel()
+        self.stats.state_bytes = self.store.nbytes + 4 * values.numel()
 
     @property
     def _now(self) -> Codec:
@@ -155,17 +214,7 @@ class Unit:
 
     def start(self, request: exchange.Request, prefix: str, process_set: Any) -> None:
         """Start the own collective that the exchange asks for."""
-        payload, name = request.payload, f"{prefix}.{self.name}"
-        self._summing = isinstance(request, exchange.Sum)
-        if self._summing:
-            self._handle = hvd.allreduce_async(
-                payload, name=f"{name}.sum", op=hvd.Sum, process_set=process_set
-            )
-        else:
-            self._nbytes = payload.numel()
-            self._handle = hvd.allgather_async(
-                payload, name=f"{name}.gather", process_set=process_set
-            )
+        self._wire.start(request, f"{prefix}.{self.name}", process_set)
 
     def advance(self, round_number: int) -> exchange.Request | None:
         """Wait for the own collective of a round and return what the next one sends.
@@ -177,15 +226,12 @@ class Unit:
         Returns:
             None where the unit has no further round.
         """
-        rounds = self._now.round_count(self.bucket.shapes)
-        if round_number + 1 >= rounds or self._exchange is None:
+        if self._exchange is None or round_number + 1 >= self._rounds:
             return None
-        with self.stats.timed("wait_ms"):
-            handle, self._handle = self._handle, None
-            summed = hvd.synchronize(handle)
+        payloads = self._received()
         self._round = round_number + 1
         with self.stats.timed("decode_ms"):
-            return self._counted(self._exchange.send(exchange.Reply((summed,))))
+            return self._counted(self._exchange.send(exchange.Reply(payloads)))
 
     def finish_own(self, factor: float, size: int, lift: Any = 1.0) -> None:
         """Wait for the last own collective and decode, once a step.
@@ -207,24 +253,10 @@ class Unit:
         self._factor = factor
         references = self.memory.references
         scale = factor / size if references else factor / size * lift
-        with self.stats.timed("wait_ms"):
-            handle, self._handle = self._handle, None
-            gathered = hvd.synchronize(handle)
-        if self._summing:
-            with self.stats.timed("decode_ms"):
-                self._finish(exchange.Reply((gathered,), scale=scale), lift)
-            return
-        if gathered.numel() != size * self._nbytes:
-            raise ExchangeError(
-                explain(
-                    got=f"{gathered.numel()} bytes for '{self.bucket.name}' from {size} ranks",
-                    expected=f"{size} x {self._nbytes} bytes",
-                    why="the size follows from the settings and the shape, so some rank has others",
-                    do="give every rank the same compression and the same model",
-                )
-            )
+        if self._two_phase(self._now, size):
+            scale = scale * size  # what is sent in the last round is a mean
+        payloads = self._received()
         with self.stats.timed("decode_ms"):
-            payloads = gathered.view(size, -1).unbind(0)
             self._finish(exchange.Reply(payloads, scale=scale), lift)
 
     def finish_reduce(self, reduced: Tensor, lift: Any = 1.0) -> None:
@@ -259,6 +291,10 @@ class Unit:
         if not self.store.refreshing:
             self.shared = outcome.shared
             self.turn += 1
+        if outcome.owed is not None and self.owed is not None:
+            for piece in self._held_there():
+                outcome.owed[piece] = self.owed[piece]
+            self.owed = outcome.owed
         self.store.commit(outcome.error, outcome.kept, self._mean)
         self._end()
 
@@ -269,19 +305,19 @@ class Unit:
 
     def forget(self) -> None:
         """Drop a step whose own collective will never end, or has ended with Horovod itself."""
-        self._handle = None
+        self._wire.forget()
         self.drop()
 
     def abandon(self) -> None:
         """Drop a step that was never decompressed, once the own collective is over."""
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            # If Horovod is going down or starting anew: nothing of this step counts anyway.
-            with contextlib.suppress(HorovodInternalError):
-                hvd.synchronize(handle)
+        self._wire.drain()
         self.drop()
 
     # Inside -----------------------------------------------------------------------------------
+    def _received(self) -> Sequence[Tensor]:
+        with self.stats.timed("wait_ms"):
+            return self._wire.received(self.bucket.name)
+
     def _counted(self, request: exchange.Request) -> exchange.Request:
         payload = request.payload
         self.stats.wire_bytes += payload.numel() * payload.element_size()

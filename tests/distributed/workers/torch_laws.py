@@ -38,6 +38,8 @@ KINDS = {
     "topk_f16": lambda **o: Compression.from_string("topk:ratio=0.02+fp16", **o),
     "linear4": lambda **o: Compression.linear(bits=4, **o),
     "linear8": lambda **o: Compression.linear(bits=8, block=64, **o),
+    "two_phase": lambda **o: Compression.linear(bits=4, exchange="two_phase", **o),
+    "two_phase_topk": lambda **o: Compression.topk(ratio=0.02, exchange="two_phase", **o),
     "randomk": lambda **o: Compression.randomk(ratio=0.05, **o),
     "acp": lambda **o: Compression.acp(rank=2, max_rate=1.0, **o),
     "acp_linear": lambda **o: Compression.from_string("acp:rank=2,max_rate=1.0+linear:bits=8", **o),
@@ -56,6 +58,12 @@ MEMORIES = {
     "ef21": lambda **o: Compression.topk(ratio=0.1, memory="ef21", **o),
     "differential": lambda **o: Compression.randomk(
         ratio=0.1, memory="differential:alpha=0.5", **o
+    ),
+    "two_phase_ef21": lambda **o: Compression.linear(
+        bits=4, memory="ef21", exchange="two_phase", **o
+    ),
+    "two_phase_momentum": lambda **o: Compression.topk(
+        ratio=0.05, memory="momentum", exchange="two_phase", **o
     ),
     "refreshed": lambda **o: Compression.linear(bits=4, memory="differential:refresh_every=4", **o),
     "differential_acp": lambda **o: Compression.acp(max_rate=1.0, memory="differential", **o),
@@ -178,13 +186,19 @@ def memory(compression: Any) -> dict[str, torch.Tensor]:
 def whole_state(compression: Any) -> dict[str, torch.Tensor]:
     """Return all that is carried from step to step, what ranks share included."""
     (entry,) = compression.state_dict()["optimizers"]
-    tables = {**entry["memory"], **entry["shared"]}
+    owed = {n: values for n, (_, values) in entry["owed"].items()}
+    tables = {**entry["memory"], **entry["shared"], "owed": owed}
     return {f"{slot}/{n}": v for slot, table in tables.items() for n, v in table.items()}
 
 
 def total_residual(compression: Any) -> dict[str, torch.Tensor]:
-    every = hvd.allgather_object(memory(compression))
-    return {n: torch.stack([m[n].double() for m in every]).mean(0) for n in every[0]}
+    """Return the mean of what ranks hold, with what they hold as reducing sides."""
+    states = hvd.allgather_object(compression.state_dict())
+    for state in states:  # as precise as the books are
+        for table in state["optimizers"][0]["memory"].values():
+            table.update({name: part.double() for name, part in table.items()})
+    (whole,) = resize_state(states, 1)
+    return whole["optimizers"][0]["memory"].get("residual", {})
 
 
 def books(
@@ -375,7 +389,16 @@ def law5_none_is_plain_horovod(option: str) -> None:
 
 
 @check(
-    "topk", "narrow", "linear4", "randomk", "acp", "powersgd", "ramp_acp", "ramp_topk", *MEMORIES
+    "topk",
+    "narrow",
+    "linear4",
+    "two_phase",
+    "randomk",
+    "acp",
+    "powersgd",
+    "ramp_acp",
+    "ramp_topk",
+    *MEMORIES,
 )
 def law6_resume(kind: str) -> None:
     straight, saved = Net(), None
@@ -399,7 +422,7 @@ def law6_resume(kind: str) -> None:
         assert digest(straight.parameters()) == digest(resumed.parameters())
 
 
-@check("topk", "randomk", "powersgd", "momentum", "ef21")
+@check("topk", "two_phase", "randomk", "powersgd", "momentum", "ef21")
 def a_run_goes_on_with_other_ranks(kind: str) -> None:
     """Saved by all ranks, resumed by a set of one: the books of what was owed still balance."""
     net, compression = Net(), ALL[kind](**SMALL)
@@ -456,7 +479,27 @@ def law7_bad_step(case: str) -> None:
     assert all(v.isfinite().all() for v in after.values())
 
 
-@check("topk", "linear4", "randomk")
+@check()
+def two_phases_send_each_value_twice() -> None:
+    """Once to the rank that reduces it, and once more in the mean of a part."""
+    sent, collectives = {}, {}
+    for kind in ("linear4", "two_phase"):
+        net, compression = Net(), KINDS[kind](**SMALL)
+        optimizer = make(net, compression)
+        for step in range(3):
+            reduce(net, optimizer, step)
+        stats = compression.stats()
+        sent[kind] = stats["compressed"]["wire_bytes_per_step"]
+        collectives[kind] = stats["compressed"]["collectives_per_step"]
+        (entry,) = compression.state_dict()["optimizers"]
+        assert bool(entry["owed"]) == (kind == "two_phase")
+    share = sent["two_phase"] / sent["linear4"]
+    assert 1 < share < 1.2 + 1 / hvd.size(), sent
+    buckets = len(stats["buckets"])
+    assert collectives["two_phase"] == collectives["linear4"] + buckets, (collectives, buckets)
+
+
+@check("topk", "linear4", "two_phase", "randomk")
 def unused_on_one_rank(kind: str) -> None:
     """A parameter without a gradient on one rank is sent late, as zeros, with its residual."""
     net, compression = Net(), KINDS[kind](**SMALL)
@@ -638,10 +681,10 @@ def doubts_are_said_once() -> None:
     assert len([w for w in caught if "start_after" in str(w.message)]) == 1
 
 
-@check()
-def many_buckets_in_any_order() -> None:
-    """200 steps in another hook order on each rank, one collective a parameter."""
-    net, compression = Net(), KINDS["topk"](bucket_bytes=4)
+@check("topk", "two_phase", "powersgd")
+def many_buckets_in_any_order(kind: str) -> None:
+    """200 steps in another hook order on each rank, one exchange a parameter."""
+    net, compression = Net(), KINDS[kind](bucket_bytes=4)
     optimizer = make(net, compression)
     for step in range(200):
         optimizer.zero_grad()
