@@ -67,8 +67,10 @@ class Reply:
             rounds only the last one's counts.
     """
 
-    payloads: Sequence[Tensor]
+    payloads: Sequence[Tensor] = ()
     scale: Any = 1.0
+    refused: bool = False
+    """Whether payloads cannot be gathered or scattered in this step, as some rank has joined."""
 
 
 class Outcome(NamedTuple):
@@ -140,10 +142,43 @@ def _gather(
     payload, error, kept = codec.encode(xp, x, call, want_error=want_error)
     sizes = [codec.wire_bytes(*call.extents(numel)) + FLAG_BYTES] * call.size
     reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag), sizes)
+    if reply.refused:
+        decoded, _ = codec.finish(xp, [payload], numel, call, scale=1.0)
+        return (yield from reduce_decoded(xp, codec, decoded, flag, error, kept, name))
     check_sizes(xp, reply.payloads, sizes, name)
     bad = flags(xp, reply.payloads) if agreed is None else agreed
     total, shared = codec.finish(xp, reply.payloads, numel, call, scale=reply.scale)
     return Outcome(xp.spoil_(total, bad), error, bad, shared, kept)
+
+
+def reduce_decoded(
+    xp: Any,
+    codec: Codec,
+    decoded: Tensor,
+    flag: Tensor,
+    error: Tensor | None,
+    kept: tuple[Tensor, Tensor | None] | None,
+    name: str,
+) -> Exchange:
+    """Let Horovod add up what each rank has decoded of its own payload, at full size.
+
+    It brings the same sum as a gather would; Horovod gathers nothing while a rank has joined.
+    """
+    if not codec.additive:
+        raise ExchangeError(
+            explain(
+                got=f"hvd.join with '{codec.describe()}', for '{name}'",
+                expected="a codec whose decoded payloads add up",
+                why="while a rank has joined Horovod can only add",
+                do="give every rank the same number of batches",
+            )
+        )
+    reply = yield Sum(xp.spoil_(decoded, flag))
+    (total,) = reply.payloads
+    bad = xp.badness(total)
+    if not is_one(reply.scale):
+        total = xp.scale_(total, reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad, (), kept)
 
 
 def check_sizes(xp: Any, payloads: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
@@ -277,6 +312,20 @@ class Carrier:
         for value, mean in zip(values, self._means):
             good = (abs(value - factor * mean) <= _LINEAR * abs(factor * mean)) & good
         return factor, good
+
+    def joined(self, values: Sequence[float]) -> float | None:
+        """Return the factor on the mean if only some of the ranks may have taken part, or None.
+
+        So it looks while a rank has joined (``hvd.join``). Other misuse may look alike.
+        """
+        size = len(self._ranks)
+        for factor in (1.0, float(size)):  # Average and Sum
+            present, ranks = (value * size / factor for value in values[:2])
+            whole = round(present)
+            near = abs(present - whole) < 1e-3 and abs(ranks - round(ranks)) < 1e-3 * size
+            if near and 0 < whole < size and whole <= ranks <= whole * size:
+                return factor
+        return None
 
     def complaint(self, got: str, name: str, factor: float | None = None) -> str:
         """Return the message for a carrier that :meth:`judge` does not like."""

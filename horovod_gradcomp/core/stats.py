@@ -50,6 +50,7 @@ class Stats:
     steps: int = 0
     bad_steps: int = 0
     lost_norm: float = 0.0
+    joined_steps: int = 0
     units: dict[str, UnitStats] = field(default_factory=dict)
     bypassed: UnitStats = field(default_factory=UnitStats)
     bypassed_names: list[str] = field(default_factory=list)
@@ -68,6 +69,7 @@ class Stats:
             "steps": self.steps,
             "bad_steps": self.bad_steps,
             "lost_norm": self.lost_norm,
+            "joined_steps": self.joined_steps,
             **total,
             "compressed": compressed,
             "bypassed": {**_sums([self.bypassed], steps), "names": list(self.bypassed_names)},

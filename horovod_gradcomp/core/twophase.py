@@ -21,7 +21,15 @@ from typing import Any, NamedTuple
 
 from . import random
 from .codec import Call, Codec, Combine, Shape, Tensor
-from .exchange import Exchange, Gather, Outcome, Scatter, check_sizes, flags
+from .exchange import (
+    Exchange,
+    Gather,
+    Outcome,
+    Scatter,
+    check_sizes,
+    flags,
+    reduce_decoded,
+)
 from .memory import Memory
 from .payload import FLAG_BYTES
 
@@ -130,6 +138,14 @@ def start(
         sizes,
         [sizes[call.rank]] * call.size,
     )
+    if reply.refused:
+        decoded = [
+            codec.finish(xp, [one.payload], part.numel, _call(call, part, i), scale=1.0).total
+            for i, (one, part) in enumerate(zip(encoded, every))
+        ]
+        error = xp.concat([one.error for one in encoded], 0) if want_error else None
+        kept, whole = _kept(xp, encoded, every), xp.concat(decoded, 0)
+        return (yield from reduce_decoded(xp, codec, whole, flag, error, kept, name))
     check_sizes(xp, reply.payloads, [sizes[call.rank]] * call.size, name)
     bad = flags(xp, reply.payloads)
     own = _call(call, mine, call.rank)

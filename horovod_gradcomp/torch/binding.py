@@ -11,15 +11,18 @@ import hashlib
 import itertools
 import math
 import os
+import time
+import warnings
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from ..core import policy
-from ..core.errors import BindingError, explain
+from ..core.errors import BindingError, ExchangeError, explain
 from ..core.exchange import Carrier, Reduce, Request
 from ..core.plan import buckets
 from ..core.settings import Settings
@@ -32,6 +35,8 @@ from .unit import Unit
 Tensor = torch.Tensor
 
 _numbers = itertools.count()
+_PROBE_SECONDS = 20
+"""How long to wait before a reduction over other ranks is taken for what it is."""
 _CARRIABLE = (torch.float16, torch.float32, torch.float64)
 
 
@@ -82,6 +87,7 @@ class Binding:
         self._carrier: Carrier | None = None
         self._ranks: tuple[int, ...] = ()
         self._rows: Any = None
+        self._joined: bool | None = None
 
     @property
     def prefix(self) -> str:
@@ -133,7 +139,7 @@ class Binding:
             if unit.full:
                 self._send(unit)
             carrier = self._next_carrier()
-            unit.stats.wire_bytes += 4 * Carrier.WIDTH
+            unit.stats.wire_bytes += carrier.numel() * carrier.element_size()
             unit.stats.collectives += 1
         return carrier, ticket
 
@@ -158,8 +164,7 @@ class Binding:
             if unit.by_horovod:
                 unit.finish_reduce(reduced, self._lift)
             else:
-                assert self._carrier is not None
-                factor = self._carrier.factor(reduced.tolist(), self.names[ticket.parameter])
+                factor = self._factor(reduced.tolist(), self.names[ticket.parameter])
                 unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
             if unit.by_horovod:
@@ -211,6 +216,58 @@ class Binding:
                     self._start(unit, request)
             if all(request is None for _, request in requests):
                 return
+
+    def _factor(self, values: list[float], name: str) -> float:
+        """Return the factor on the mean, from a reduced carrier."""
+        assert self._carrier is not None
+        *values, mark = values
+        factor = self._carrier.joined(values)
+        if factor is None or not self._join_begins(values, name):
+            factor = self._carrier.factor(values, name)
+        present = values[0] * len(self._ranks) / factor
+        expected = factor * _mark(self.step) * present / len(self._ranks)
+        if abs(mark - expected) > 1e-4 * expected:
+            raise ExchangeError(
+                explain(
+                    got=f"ranks at different steps, for '{name}'; this one has done {self.step}",
+                    expected="the same step on all ranks",
+                    why="after hvd.join the ranks that had joined are behind",
+                    do="call compression.join() in place of hvd.join()",
+                )
+            )
+        return factor
+
+    def _join_begins(self, values: list[float], name: str) -> bool:
+        """Return whether some rank has joined, once found out for this step.
+
+        Then what cannot be gathered is added up instead, for all units before any is waited for.
+        """
+        if self._joined is None:
+            probe = hvd.allgather_async(
+                torch.ones(1), name=f"{self.prefix}.probe", process_set=self.process_set
+            )
+            until = time.monotonic() + _PROBE_SECONDS
+            while not hvd.poll(probe):
+                if time.monotonic() > until:
+                    return False
+                time.sleep(0.001)
+            try:
+                hvd.synchronize(probe)
+                self._joined = False
+            except HorovodInternalError:
+                self._joined = True
+                requests = [(unit, unit.refuse()) for unit in self.units if unit.sent]
+                for unit, request in requests:
+                    if request is not None:
+                        self._start(unit, request)
+                self.stats.joined_steps += 1
+                if self.stats.joined_steps == 1:
+                    warnings.warn(
+                        "horovod_gradcomp: a rank has joined (hvd.join), so that Horovod gathers "
+                        "nothing; what was to be gathered is sent at full size",
+                        stacklevel=2,
+                    )
+        return self._joined
 
     def _end(self) -> None:
         used = [unit for unit in self.units if not unit.idle]
@@ -274,11 +331,12 @@ class Binding:
         self._arrived = [False] * len(self.params)
         self._bad = []
         self._rows = None
+        self._joined = None
         self._ranks = ()
 
     def _next_carrier(self) -> Tensor:
         if self._rows is None:  # one matrix a step: Horovod reduces each row in place
-            row = torch.tensor([Carrier.row(hvd.rank())], dtype=torch.float32)
+            row = torch.tensor([(*Carrier.row(hvd.rank()), _mark(self.step))], dtype=torch.float32)
             self._rows = iter(row.repeat(len(self.params), 1).unbind(0))
         mine: Tensor = next(self._rows)
         return mine
@@ -336,6 +394,12 @@ class Binding:
             count += 1
             unique = f"{name}#{count}"
         return unique
+
+
+def _mark(step: int) -> float:
+    """Return what tells one step from others, in a carrier; no mean of marks is a third one's."""
+    word = step * 0x9E3779B1 % 2**32
+    return 1.0 + (word ^ word >> 15) % 4096 / 4096
 
 
 def loss_scale(grad_scaler: Any) -> Any:

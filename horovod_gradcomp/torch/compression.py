@@ -8,6 +8,7 @@ it first calls.
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,6 +24,7 @@ from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import identity, state
 from .binding import Binding, Ticket
+from .regroup import catch_up
 
 Tensor = torch.Tensor
 
@@ -287,6 +289,42 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         for binding, entry in zip(self._ordered(), entries):
             state.load_binding(binding, entry)
         self._pending = list(entries[len(self._bindings) :])
+
+    def join(self, device: int = -1) -> int:
+        """Do ``hvd.join()``, then bring all ranks to the same step again.
+
+        Call it in place of ``hvd.join()`` where ranks have different numbers of batches: ranks that
+        are at different steps draw different random numbers and follow schedules apart.
+
+        While a rank has joined, Horovod gathers nothing, and what would be gathered is added up at
+        full size. With Horovod's response cache on, a rank that has joined would take part in
+        gathers that it has done before, and die (Horovod 0.28.1): run with
+        ``HOROVOD_CACHE_CAPACITY=0``.
+
+        Args:
+            device: As of ``hvd.join``.
+
+        Returns:
+            The rank that joined last.
+
+        Raises:
+            BindingError: Payloads are gathered, and Horovod's response cache is on.
+        """
+        cached = int(os.environ.get("HOROVOD_CACHE_CAPACITY", "1024"))
+        if cached and any(unit.gathers for b in self._bindings for unit in b.units):
+            raise BindingError(
+                explain(
+                    got="join() with Horovod's response cache",
+                    expected="HOROVOD_CACHE_CAPACITY=0 in the environment of all ranks",
+                    why="Horovod 0.28.1 ends when a rank that has joined meets a gather that it "
+                    "has done before",
+                    do="set it, or choose a codec whose payloads Horovod adds up, such as randomk",
+                )
+            )
+        last = int(hvd.join(device))
+        for binding in sorted(self._bindings, key=lambda b: b.prefix):
+            catch_up(binding, last)
+        return last
 
     # For elastic training; see elastic.py -----------------------------------------------------
     def follow_resets(self, optimizer: Any) -> None:

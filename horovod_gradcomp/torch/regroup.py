@@ -72,6 +72,27 @@ def meet(binding: Binding, told: Sequence[Mapping[str, Any]], ranks: Sequence[in
     return _mourn(gone, guide.norms, told=hvd.rank() == ranks[root])
 
 
+def catch_up(binding: Binding, root: int) -> None:
+    """Bring all ranks to where one of them is, each with what it has not yet sent itself.
+
+    Args:
+        binding: Of this rank.
+        root: The rank that has done all steps.
+    """
+    told = torch.tensor([binding.step, *(unit.turn for unit in binding.units)])
+    told = hvd.broadcast(told, root, name=f"{binding.prefix}.step")
+    binding.step, *turns = told.tolist()
+    for number, (unit, turn) in enumerate(zip(binding.units, turns)):
+        unit.prepare(max(binding.step - 1, 0))
+        unit.turn = turn
+        tensors = dict(zip(unit.codec.slots, unit.shared))
+        if unit.memory.references:  # the reference of all; each rank keeps its own
+            tensors["mean"] = unit.store.state[1]
+        for slot, tensor in tensors.items():
+            name = f"{binding.prefix}.{number}.{slot}"
+            tensor.copy_(hvd.broadcast(tensor, root, name=name))
+
+
 def _merge(binding: Binding, mine: bool, size: int, stayed: int, root: int) -> None:
     """Let every rank go on from what those that stayed remember and share."""
     for number, unit in enumerate(binding.units):

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from ..codecs.fp16 import FP16
 from ..core import exchange, random, twophase
-from ..core.codec import Call, Codec, is_one
+from ..core.codec import Call, Codec, Combine, is_one
 from ..core.errors import ExchangeError, explain
 from ..core.plan import Bucket
 from ..core.settings import Settings
@@ -52,6 +53,7 @@ class Unit:
         self._cast: list[Tensor] = []
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
+        self._refused = False
         self._outcome: exchange.Outcome | None = None
         self.phase = self._begin(settings.codec_at(0))
 
@@ -203,6 +205,11 @@ class Unit:
         return _FULL if self.store.refreshing else self.codec
 
     @property
+    def gathers(self) -> bool:
+        """Whether it asks Horovod for what it refuses while a rank has joined."""
+        return self.codec.combine is Combine.GATHER
+
+    @property
     def sent(self) -> bool:
         """Whether this step's exchange has begun."""
         return self._exchange is not None
@@ -228,10 +235,28 @@ class Unit:
         """
         if self._exchange is None or round_number + 1 >= self._rounds:
             return None
-        payloads = self._received()
-        self._round = round_number + 1
+        self._round, may_refuse = round_number + 1, self._wire.needs_all
+        try:
+            reply = exchange.Reply(self._received())
+        except HorovodInternalError:
+            if not may_refuse:
+                raise
+            return self._decoded()  # if Horovod has failed, this fails likewise
         with self.stats.timed("decode_ms"):
-            return self._counted(self._exchange.send(exchange.Reply(payloads)))
+            return self._counted(self._exchange.send(reply))
+
+    def refuse(self) -> exchange.Request | None:
+        """Return what to send instead if Horovod gathers nothing, as a rank has joined."""
+        if not self._wire.needs_all:
+            return None
+        self._wire.drain()
+        self._round += 1
+        return self._decoded()
+
+    def _decoded(self) -> exchange.Request:
+        assert self._exchange is not None
+        self._refused = True
+        return self._counted(self._exchange.send(exchange.Reply(refused=True)))
 
     def finish_own(self, factor: float, size: int, lift: Any = 1.0) -> None:
         """Wait for the last own collective and decode, once a step.
@@ -253,7 +278,7 @@ class Unit:
         self._factor = factor
         references = self.memory.references
         scale = factor / size if references else factor / size * lift
-        if self._two_phase(self._now, size):
+        if self._two_phase(self._now, size) and not self._refused:
             scale = scale * size  # what is sent in the last round is a mean
         payloads = self._received()
         with self.stats.timed("decode_ms"):
@@ -354,6 +379,7 @@ class Unit:
         self._cast = []
         self._arrived.clear()
         self._exchange = self._outcome = self._factor = None
+        self._refused = False
         self._round = 0
 
 

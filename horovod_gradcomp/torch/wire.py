@@ -75,6 +75,11 @@ class Wire:
         payloads: Sequence[Tensor] = received.split(list(request.sizes))
         return payloads
 
+    @property
+    def needs_all(self) -> bool:
+        """Whether Horovod refuses the present collective while a rank has joined."""
+        return isinstance(self._request, (Gather, Scatter))
+
     def drain(self) -> None:
         """Wait for a collective whose result nobody wants."""
         if self._handle is not None:

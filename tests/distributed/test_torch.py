@@ -7,7 +7,7 @@ import functools
 import pytest
 
 from tests.distributed.launch import run_elastic, run_ranks
-from tests.distributed.workers.torch_laws import CHECKS
+from tests.distributed.workers.torch_laws import CHECKS, JOINS
 
 pytestmark = [
     pytest.mark.distributed,
@@ -32,6 +32,19 @@ def test_check(controller: str, np: int, check: str) -> None:
     reports, error = run(controller, np)
     assert not error, error
     assert [report.get(check) for report in reports] == ["ok"] * np
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_ranks_join_early(controller: str) -> None:
+    reports = run_ranks(
+        "torch_laws.py",
+        3,
+        controller=controller,
+        args=list(JOINS),
+        env={"HOROVOD_CACHE_CAPACITY": "0"},
+        timeout=300,
+    )
+    assert reports == [dict.fromkeys(JOINS, "ok")] * 3
 
 
 def test_other_settings_on_one_rank_are_named() -> None:

@@ -26,6 +26,7 @@ from horovod_gradcomp.torch import (
     BindingError,
     Compression,
     DistributedOptimizer,
+    ExchangeError,
     SettingsError,
     StateError,
     resize_state,
@@ -79,13 +80,17 @@ ROUNDED_SUMS = {"acp", "ramp_acp", "differential_acp", "powersgd"}
 that depends on what it happens to fuse, so that no two runs end in the same bits."""
 SMALL = {"bucket_bytes": 8192}  # several buckets
 CHECKS: dict[str, Callable[[], None]] = {}
+JOINS: dict[str, Callable[[], None]] = {}
+"""Checks that need ``HOROVOD_CACHE_CAPACITY=0``."""
 
 
-def check(*cases: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def check(
+    *cases: Any, into: dict[str, Any] = CHECKS
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     def add(run: Callable[..., None]) -> Callable[..., None]:
         for case in cases or [None]:
             name = run.__name__ if case is None else f"{run.__name__}-{case}"
-            CHECKS[name] = run if case is None else lambda case=case: run(case)
+            into[name] = run if case is None else lambda case=case: run(case)
         return run
 
     return add
@@ -860,6 +865,70 @@ def copies() -> None:
         assert twin.state_dict()["optimizers"][0]["step"] == 4
 
 
+@check(
+    *[f"{kind}:average" for kind in ("topk", "linear4", "two_phase", "randomk", "acp", "powersgd")],
+    "topk:sum",
+    "two_phase:sum",
+    into=JOINS,
+)
+def ranks_join_early(case: str) -> None:
+    """Ranks run out of data one after the other; the books balance, and then all go on alike."""
+    kind, op = case.split(":")
+    net, compression, size = Net(), KINDS[kind](**SMALL), hvd.size()
+    optimizer = make(net, compression, lr=0.0, op=hvd.Sum if op == "sum" else hvd.Average)
+    applied, true = 0.0, 0.0
+    steps = [3 + 2 * rank for rank in range(size)]
+
+    def one(step: int) -> None:
+        nonlocal applied, true
+        grads = reduce(net, optimizer, step)
+        applied = applied + grads["kernel"].double() / (size if op == "sum" else 1)
+        present = [rank for rank in range(size) if step < steps[rank] or step >= steps[-1]]
+        every = [wanted("kernel", net.kernel, step, rank).double() for rank in present]
+        true = true + torch.stack(every).sum(0) / size
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(steps[hvd.rank()]):
+            one(step)
+        last = compression.join()
+    assert last == size - 1
+    for step in range(steps[-1], steps[-1] + 3):
+        one(step)
+        same_everywhere(net.get_parameter(n).grad for n in SIZES)
+    left = total_residual(compression)["kernel"]
+    if hvd.rank() == size - 1:
+        off = (applied + left - true).abs().max() / true.abs().max()
+        assert off < 2e-6, f"books are off by {off:.2e}"
+        late = steps[-1] - steps[0]
+        assert compression.stats()["joined_steps"] == (
+            late if kind not in ("randomk", "acp") else 0
+        )
+
+
+@check(into=JOINS)
+def a_plain_join_is_noticed() -> None:
+    """hvd.join alone leaves ranks at different steps, which the next reduction tells."""
+    net, compression = Net(), KINDS["topk"](**SMALL)
+    optimizer = make(net, compression, lr=0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(2 + hvd.rank()):
+            reduce(net, optimizer, step)
+        hvd.join()
+    with pytest.raises(ExchangeError, match=r"compression\.join\(\)"):
+        reduce(net, optimizer, 9)
+
+
+@check()
+def join_needs_horovod_without_its_cache() -> None:
+    net, compression = Net(), KINDS["topk"]()
+    optimizer = make(net, compression)
+    reduce(net, optimizer, 0)
+    with pytest.raises(BindingError, match="HOROVOD_CACHE_CAPACITY=0"):
+        compression.join()
+
+
 @check()
 def elastic_training_needs_a_state_that_knows() -> None:
     net = Net()
@@ -886,7 +955,7 @@ def main() -> None:
     only = sys.argv[1:] or list(CHECKS)
     for name in only:
         try:
-            CHECKS[name]()
+            {**CHECKS, **JOINS}[name]()
             report({name: "ok"})
         except Exception:
             report({name: traceback.format_exc()})
