@@ -11,7 +11,6 @@ import hashlib
 import itertools
 import math
 import os
-import time
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -19,24 +18,21 @@ from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
-from horovod.common.exceptions import HorovodInternalError
 
-from ..core import policy
-from ..core.errors import BindingError, ExchangeError, explain
-from ..core.exchange import Carrier, Reduce, Request
-from ..core.plan import buckets
+from ..core.errors import BindingError, explain
+from ..core.exchange import Reduce, Request
 from ..core.settings import Settings
 from ..core.stats import Stats
 from ..ops import torch as xp
 from .agreement import agree
+from .carriers import Carriers
+from .layout import lay_out
 from .regroup import Past, meet
 from .unit import Unit
 
 Tensor = torch.Tensor
 
 _numbers = itertools.count()
-_PROBE_SECONDS = 20
-"""How long to wait before a reduction over other ranks is taken for what it is."""
 _CARRIABLE = (torch.float16, torch.float32, torch.float64)
 
 
@@ -69,8 +65,7 @@ class Binding:
         self.grad_scaler = grad_scaler
         self.number = next(_numbers)
         self.step = 0
-        self._where: list[tuple[Unit, int] | None] = [None] * len(named)
-        self.units = self._plan()
+        self.units, self._where = lay_out(settings, self.names, self.params, stats)
         self._remembers = any(unit.store.state for unit in self.units)
         self._fingerprint = _fingerprint(self.names, self.params)
         self._ids = {id(p): i for i, p in enumerate(self.params)}
@@ -84,10 +79,8 @@ class Binding:
         self.follows_resets = False
         """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
         self._past = Past(0, ())
-        self._carrier: Carrier | None = None
+        self._carriers = Carriers((), self.prefix, process_set)
         self._ranks: tuple[int, ...] = ()
-        self._rows: Any = None
-        self._joined: bool | None = None
 
     @property
     def prefix(self) -> str:
@@ -138,7 +131,7 @@ class Binding:
                 return self._send(unit), ticket
             if unit.full:
                 self._send(unit)
-            carrier = self._next_carrier()
+            carrier = self._carriers.next(self.step, len(self.params))
             unit.stats.wire_bytes += carrier.numel() * carrier.element_size()
             unit.stats.collectives += 1
         return carrier, ticket
@@ -219,55 +212,25 @@ class Binding:
 
     def _factor(self, values: list[float], name: str) -> float:
         """Return the factor on the mean, from a reduced carrier."""
-        assert self._carrier is not None
-        *values, mark = values
-        factor = self._carrier.joined(values)
-        if factor is None or not self._join_begins(values, name):
-            factor = self._carrier.factor(values, name)
-        present = values[0] * len(self._ranks) / factor
-        expected = factor * _mark(self.step) * present / len(self._ranks)
-        if abs(mark - expected) > 1e-4 * expected:
-            raise ExchangeError(
-                explain(
-                    got=f"ranks at different steps, for '{name}'; this one has done {self.step}",
-                    expected="the same step on all ranks",
-                    why="after hvd.join the ranks that had joined are behind",
-                    do="call compression.join() in place of hvd.join()",
-                )
-            )
+        begun = self._carriers.some_joined
+        factor = self._carriers.factor(values, self.step, name)
+        if self._carriers.some_joined and not begun:
+            self._decode_alone()
         return factor
 
-    def _join_begins(self, values: list[float], name: str) -> bool:
-        """Return whether some rank has joined, once found out for this step.
-
-        Then what cannot be gathered is added up instead, for all units before any is waited for.
-        """
-        if self._joined is None:
-            probe = hvd.allgather_async(
-                torch.ones(1), name=f"{self.prefix}.probe", process_set=self.process_set
+    def _decode_alone(self) -> None:
+        """Let what cannot be gathered be added up, all of it started before any is waited for."""
+        requests = [(unit, unit.refuse()) for unit in self.units if unit.sent]
+        for unit, request in requests:
+            if request is not None:
+                self._start(unit, request)
+        self.stats.joined_steps += 1
+        if self.stats.joined_steps == 1:
+            warnings.warn(
+                "horovod_gradcomp: a rank has joined (hvd.join), so that Horovod gathers nothing; "
+                "what was to be gathered is sent at full size",
+                stacklevel=2,
             )
-            until = time.monotonic() + _PROBE_SECONDS
-            while not hvd.poll(probe):
-                if time.monotonic() > until:
-                    return False
-                time.sleep(0.001)
-            try:
-                hvd.synchronize(probe)
-                self._joined = False
-            except HorovodInternalError:
-                self._joined = True
-                requests = [(unit, unit.refuse()) for unit in self.units if unit.sent]
-                for unit, request in requests:
-                    if request is not None:
-                        self._start(unit, request)
-                self.stats.joined_steps += 1
-                if self.stats.joined_steps == 1:
-                    warnings.warn(
-                        "horovod_gradcomp: a rank has joined (hvd.join), so that Horovod gathers "
-                        "nothing; what was to be gathered is sent at full size",
-                        stacklevel=2,
-                    )
-        return self._joined
 
     def _end(self) -> None:
         used = [unit for unit in self.units if not unit.idle]
@@ -295,12 +258,13 @@ class Binding:
             if not unit.idle:
                 unit.forget()
         self._next_step()
-        self._carrier = None
+        self._carriers = Carriers((), self.prefix, self.process_set)
 
     def tell_norms(self) -> None:
         """Let all ranks know what each has not yet sent, in case one leaves."""
         size = len(self.process_set.ranks or range(hvd.size()))
-        norm = torch.tensor([math.sqrt(sum(unit.owed_norm(size) for unit in self.units))])
+        squares = [unit.store.owed + unit.side.norm(size) ** 2 for unit in self.units]
+        norm = torch.tensor([math.sqrt(sum(squares))])
         norms = hvd.allgather(norm, name=f"{self.prefix}.norms", process_set=self.process_set)
         self._past = self._past._replace(norms=tuple(norms.tolist()))
 
@@ -322,7 +286,7 @@ class Binding:
         told = agree(facts, past._asdict(), ranks, self.process_set)
         self.stats.lost_norm += meet(self, told, ranks)
         self._past = Past(0, (), len(ranks), ranks.index(hvd.rank()))
-        self._carrier = Carrier(ranks)
+        self._carriers = Carriers(ranks, self.prefix, self.process_set)
 
     def _next_step(self) -> None:
         self.step += 1
@@ -330,23 +294,15 @@ class Binding:
         self._open = 0
         self._arrived = [False] * len(self.params)
         self._bad = []
-        self._rows = None
-        self._joined = None
+        self._carriers.next_step()
         self._ranks = ()
-
-    def _next_carrier(self) -> Tensor:
-        if self._rows is None:  # one matrix a step: Horovod reduces each row in place
-            row = torch.tensor([(*Carrier.row(hvd.rank()), _mark(self.step))], dtype=torch.float32)
-            self._rows = iter(row.repeat(len(self.params), 1).unbind(0))
-        mine: Tensor = next(self._rows)
-        return mine
 
     def _refresh_ranks(self) -> None:
         """Ask anew each step: elastic training changes the ranks between steps."""
         if self._ranks:
             return
         ranks = tuple(self.process_set.ranks or range(hvd.size()))
-        if self._carrier is None or self._carrier.ranks != ranks:
+        if self._carriers.ranks != ranks:
             self._meet(ranks)
         self._ranks = ranks
 
@@ -361,45 +317,6 @@ class Binding:
                     do="detach it; call backward without create_graph",
                 )
             )
-
-    # Layout -----------------------------------------------------------------------------------
-    def _plan(self) -> list[Unit]:
-        groups: dict[tuple[Any, ...], tuple[Settings, list[int]]] = {}
-        for i in reversed(range(len(self.params))):  # gradients arrive last layer first
-            p = self.params[i]
-            chosen = None
-            if p.is_floating_point():
-                chosen = policy.choose(self.settings, self.names[i], tuple(p.shape))
-            if chosen is None:
-                self.stats.bypassed.numel += p.numel()
-                self.stats.bypassed_names.append(self.names[i])
-            else:
-                groups.setdefault((p.device, id(chosen)), (chosen, []))[1].append(i)
-        units = []
-        for (device, _), (settings, indices) in groups.items():
-            entries = [(self.names[i], tuple(self.params[i].shape)) for i in indices]
-            together = not settings.by_horovod
-            at = iter(indices)
-            for bucket in buckets(entries, self.settings.options.bucket_bytes, together=together):
-                unit = Unit(bucket, settings, device)
-                for member in range(len(bucket.members)):
-                    self._where[next(at)] = (unit, member)
-                units.append(unit)
-                self.stats.units[self._stats_name(bucket.name)] = unit.stats
-        return units
-
-    def _stats_name(self, name: str) -> str:
-        count, unique = 1, name
-        while unique in self.stats.units:
-            count += 1
-            unique = f"{name}#{count}"
-        return unique
-
-
-def _mark(step: int) -> float:
-    """Return what tells one step from others, in a carrier; no mean of marks is a third one's."""
-    word = step * 0x9E3779B1 % 2**32
-    return 1.0 + (word ^ word >> 15) % 4096 / 4096
 
 
 def loss_scale(grad_scaler: Any) -> Any:

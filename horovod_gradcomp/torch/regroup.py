@@ -100,13 +100,13 @@ def _merge(binding: Binding, mine: bool, size: int, stayed: int, root: int) -> N
         for slot, flat in zip(unit.memory.slots, unit.store.state):
             part = flat.float() if mine else torch.zeros_like(flat, dtype=torch.float32)
             part = part / (stayed if unit.memory.references else size)
-            if slot == "residual" and mine and unit.owed is not None:
-                part[slice(*unit.reduces)] += unit.owed
+            if slot == "residual" and mine and unit.side.owed is not None:
+                part[unit.side.part] += unit.side.owed
             total = hvd.allreduce(
                 part, op=hvd.Sum, name=f"{name}.{slot}", process_set=binding.process_set
             )
             flat.copy_(total)
-        unit.owed = None  # told to all above; those who share a reference begin at its mean
+        unit.side.clear()  # told to all above; those who share a reference begin at its mean
         if unit.memory.references:  # the mean of references that are now alike
             own, mean = unit.store.state
             mean.copy_(own)

@@ -194,23 +194,23 @@ def owed_parts(binding: Binding) -> dict[str, tuple[int, torch.Tensor]]:
     """
     out = {}
     for unit in binding.units:
-        if unit.owed is not None:
-            start, stop = unit.reduces
+        if unit.side.owed is not None:
+            start, stop = unit.side.part.start, unit.side.part.stop
             for m in unit.bucket.members:
                 first, last = max(start, m.start), min(stop, m.start + m.numel)
                 if first < last:
-                    values = unit.owed[first - start : last - start].clone().cpu()
+                    values = unit.side.owed[first - start : last - start].clone().cpu()
                     out[m.name] = first - m.start, values
     return out
 
 
 def _load_owed(binding: Binding, owed: Mapping[str, tuple[int, torch.Tensor]]) -> None:
     for unit in binding.units:
-        unit.owed = None
+        unit.side.clear()
         found = [(m, *owed[m.name]) for m in unit.bucket.members if m.name in owed]
         if found:
             first = found[0][0].start + found[0][1]
-            unit.owes(first, torch.cat([values for *_, values in found]))
+            unit.side.set(first, torch.cat([values for *_, values in found]))
 
 
 def _parts(binding: Binding) -> Tables:

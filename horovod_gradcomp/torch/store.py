@@ -32,7 +32,7 @@ class Store:
         self.memory = settings.memory
         self._bucket = bucket
         self._options = settings.options
-        self._device = device
+        self.device = device
         self._dtype: torch.dtype = getattr(torch, settings.options.state_dtype)
         self.state = tuple(self._zeros(self._dtype) for _ in settings.memory.slots)
         self._base = self.state
@@ -141,7 +141,7 @@ class Store:
     def _storage(self) -> Tensor:
         if self._spares:
             return self._spares.pop()
-        return torch.empty(self._bucket.numel, dtype=torch.float32, device=self._device)
+        return torch.empty(self._bucket.numel, dtype=torch.float32, device=self.device)
 
     def _zeros(self, dtype: torch.dtype) -> Tensor:
-        return torch.zeros(self._bucket.numel, dtype=dtype, device=self._device)
+        return torch.zeros(self._bucket.numel, dtype=dtype, device=self.device)

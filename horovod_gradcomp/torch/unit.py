@@ -20,6 +20,7 @@ from ..core.plan import Bucket
 from ..core.settings import Settings
 from ..core.stats import UnitStats
 from ..ops import torch as xp
+from .side import ReducingSide
 from .store import Store
 from .wire import Wire
 
@@ -40,16 +41,13 @@ class Unit:
         self.memory = settings.memory
         self.by_horovod = settings.by_horovod
         self.store = Store(bucket, settings, device)
+        self.side = ReducingSide(bucket, self.store)
         self.stats.state_bytes = self.store.nbytes
         self._settings = settings
         self._arrived: set[int] = set()
         self._exchange: exchange.Exchange | None = None
         self._wire = Wire()
         self._factor: float | None = None
-        self.owed: Tensor | None = None
-        """What this rank, as the reducing side of its part, has not yet sent; in units of means."""
-        self.reduces = 0, 0
-        """The elements of that part."""
         self._cast: list[Tensor] = []
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
@@ -142,7 +140,7 @@ class Unit:
                 call,
                 want_error=want,
                 name=name,
-                server=self._server(codec, size, rank),
+                server=self.side.server(self.memory.of_server(codec), size, rank),
             )
         else:
             self._exchange = exchange.start(
@@ -162,42 +160,6 @@ class Unit:
         if how == "two_phase":
             return twophase.able(codec) and twophase.fits(shapes, size)
         return how == "auto" and twophase.pays(codec, shapes, size)
-
-    def _server(self, codec: Codec, size: int, rank: int) -> twophase.Server:
-        memory = self.memory.of_server(codec)
-        if memory.slots and self.owed is None:
-            part = twophase.parts(self.bucket.shapes, size)[rank]
-            self.owes(part.start, torch.zeros(part.numel))
-        if self.owed is None:
-            return twophase.Server(memory, ())
-        owed = self.owed
-        held = self._held_there()
-        if held:
-            owed = owed.clone()
-            for piece in held:
-                owed[piece] = 0
-        return twophase.Server(memory, (owed,))
-
-    def _held_there(self) -> list[slice]:
-        """Return the parts of :attr:`owed` whose parameters send zero in this step."""
-        start, stop = self.reduces
-        out = []
-        for index, m in enumerate(self.bucket.members):
-            first, last = max(start, m.start), min(stop, m.start + m.numel)
-            if first < last and self.store.held(index):
-                out.append(slice(first - start, last - start))
-        return out
-
-    def owed_norm(self, size: int) -> float:
-        """Return the squared norm of what this rank has not sent, as one of ``size`` ranks."""
-        own = 0.0 if self.owed is None else size * float(torch.linalg.vector_norm(self.owed))
-        return self.store.owed + own * own
-
-    def owes(self, start: int, values: Tensor) -> None:
-        """Say what this rank, as the reducing side of elements from ``start`` on, has not sent."""
-        self.owed = values.to(self.device)
-        self.reduces = start, start + values.numel()
-        self.stats.state_bytes = self.store.nbytes + 4 * values.numel()
 
     @property
     def _now(self) -> Codec:
@@ -316,10 +278,8 @@ class Unit:
         if not self.store.refreshing:
             self.shared = outcome.shared
             self.turn += 1
-        if outcome.owed is not None and self.owed is not None:
-            for piece in self._held_there():
-                outcome.owed[piece] = self.owed[piece]
-            self.owed = outcome.owed
+        self.side.commit(outcome.owed)
+        self.stats.state_bytes = self.store.nbytes + self.side.nbytes
         self.store.commit(outcome.error, outcome.kept, self._mean)
         self._end()
 
