@@ -1,19 +1,15 @@
-"""That all ranks are set alike, found out once, before anything is sent.
-
-Otherwise ranks would wait for one another in different collectives, or decode what was encoded by
-another rule.
-"""
+"""That all ranks are set alike, found out once, before anything is sent."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
-from ..core.errors import SettingsError, explain
+from ..core.agreement import complaint, line
+from ..core.errors import SettingsError
 
 
 def agree(facts: Mapping[str, str], ranks: Sequence[int], process_set: Any) -> None:
@@ -31,32 +27,8 @@ def agree(facts: Mapping[str, str], ranks: Sequence[int], process_set: Any) -> N
     """
     if len(ranks) < 2:
         return
-    line = json.dumps(dict(facts)).encode() + b"\n"
-    mine = torch.frombuffer(bytearray(line), dtype=torch.uint8)
+    mine = torch.frombuffer(bytearray(line(facts)), dtype=torch.uint8)
     gathered = hvd.allgather(mine, name="gradcomp.settings", process_set=process_set)
-    every = [json.loads(text) for text in bytes(gathered.tolist()).splitlines()]
-    names = dict.fromkeys(name for one in every for name in one)
-    differ = []
-    for name in names:
-        values: dict[str, list[int]] = {}
-        for rank, one in zip(ranks, every):
-            values.setdefault(one.get(name, "nothing"), []).append(rank)
-        if len(values) > 1:
-            told = (
-                f"{value} on rank{'s' * (len(who) > 1)} {_short(who)}"
-                for value, who in values.items()
-            )
-            differ.append(f"{name}: {', '.join(told)}")
-    if differ:
-        raise SettingsError(
-            explain(
-                got="; ".join(differ),
-                expected="the same on all ranks",
-                do="give every rank the same compression and the same model",
-            )
-        )
-
-
-def _short(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:4]))
-    return f"{shown} and {len(ranks) - 4} more" if len(ranks) > 4 else shown
+    text = complaint(bytes(gathered.tolist()), ranks)
+    if text is not None:
+        raise SettingsError(text)
