@@ -26,7 +26,7 @@ def settle(
     Args:
         alike: A variable that remembers that it has been found out.
         facts: By name.
-        steps: So far, of each compressed variable.
+        steps: So far, of each compressed variable; at least one, and read from a variable.
         name: Of the reduction, alike on all ranks.
         process_set: Of Horovod.
 
@@ -69,6 +69,6 @@ def _line(facts: Mapping[str, str], steps: Sequence[Tensor]) -> Tensor:
     """Return this rank's line as bytes, with step counts that are known only when it runs."""
     mark = "#"
     before, _, after = line({**facts, "steps so far": mark}).decode().rpartition(mark)
-    counts = tf.unique(tf.stack(steps)).y if steps else tf.zeros([1], tf.int64)
+    counts = tf.unique(tf.stack(steps)).y
     told = tf.strings.reduce_join(tf.strings.as_string(counts), separator=" ")
     return tf.io.decode_raw(tf.strings.join([before, told, after]), tf.uint8)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from ..core.exchange import Carrier
 from ..core.stats import Stats, UnitStats
 from ..ops import tensorflow as xp
 from . import settled
@@ -67,6 +68,8 @@ class Record:
             self.steps = tf.Variable(0, trainable=False, dtype=tf.int64, name="gradcomp_steps")
             self.bad = tf.Variable(0, trainable=False, dtype=tf.int64, name="gradcomp_bad_steps")
             self.alike = tf.Variable(False, trainable=False, name="gradcomp_alike")
+            row = tf.constant(Carrier.row(hvd.rank()), tf.float32)
+            self.carrier = tf.Variable(row, trainable=False, name="gradcomp_carrier")
             self.flags = [
                 tf.Variable(0.0, trainable=False, name="gradcomp_flag") for _ in range(arrivals)
             ]
@@ -130,6 +133,14 @@ class Step:
         with tf.control_dependencies([alike]):
             return tf.identity(tensor)
 
+    def carrier(self) -> Tensor:
+        """Return what Horovod is to reduce in place of a gradient that travels by itself.
+
+        It is no constant: TensorFlow takes Horovod's operations for pure functions, and would run
+        that of a constant only once, while it optimizes the graph.
+        """
+        return self.gated(self.record.carrier.read_value())
+
     def agreed(self, grads: Sequence[Any]) -> Tensor:
         """Return 0 if all gradients on all ranks are finite, else NaN, equal on all ranks."""
         if not self.active:
@@ -169,7 +180,8 @@ class Step:
             unit.step.assign_add(1)
 
     def _settle(self) -> Tensor:
-        steps = [unit.step.read_value() for unit in self._used]
+        # Never a constant, see carrier(): where nothing is compressed no step is ever bad.
+        steps = [unit.step.read_value() for unit in self._used] or [self.record.bad.read_value()]
         return settled.settle(
             self.record.alike, self._plan.facts, steps, self._name, self.process_set
         )

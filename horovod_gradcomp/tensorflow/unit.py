@@ -109,7 +109,7 @@ class Unit(tf.Module):  # type: ignore[misc]
         x = memory.compensate(xp, grad, state, None, gain=gain, note=note)
         sent = Sent(x, tensor.dtype, state, note, step.agreed(call.grads), lift, call, counter)
         if self._own:
-            return tf.constant(Carrier.row(hvd.rank()), tf.float32), sent
+            return step.carrier(), sent
         sent.running = self._exchange(self.stages[0], sent)
         return next(sent.running).payload, sent
 

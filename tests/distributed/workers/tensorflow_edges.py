@@ -189,9 +189,6 @@ def refusals():
         finally:
             calls.find = find
 
-    def other_settings():
-        Trainer(make(f"linear:bits={4 + hvd.rank()}"), weights=new_weights()[:1]).step()
-
     def elastic():
         os.environ["HOROVOD_ELASTIC"] = "1"
         try:
@@ -205,7 +202,6 @@ def refusals():
         "Max": message(lambda: Trainer(make("topk"), op=hvd.Max).step()),
         "XLA": message(jitted),
         "Max unnoticed": message(unnoticed),
-        "other settings": message(other_settings),
         "no variables": message(lambda: make("topk").bind([tf.ones([3, 3])])),
         "no settings": message(lambda: Compressor("topk")),
         "other context": message(lambda: make("topk").decompress(tf.ones([3]), 5)),
