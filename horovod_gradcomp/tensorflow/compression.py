@@ -7,10 +7,7 @@ shares the traced reduction of two models of equal shapes that are given the sam
 
 from __future__ import annotations
 
-import hashlib
-import re
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -25,6 +22,7 @@ from ..core.namespace import Namespace
 from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import calls, refusals
+from .names import Names
 from .outside import outside
 from .scaling import LossScale
 from .state import Manifest
@@ -44,8 +42,7 @@ class _Book:
     """What is no state: kept from ``tf.Module``, which looks into every container it is given."""
 
     def __init__(self, loss_scale: Any) -> None:
-        self.names: dict[int, tuple[Any, str]] = {}
-        self.met = 0
+        self.names = Names()
         self.steps = Steps()
         self.said: set[str] = set()
         self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
@@ -198,7 +195,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         for variable in found:
             if not isinstance(variable, tf.Variable):
                 raise refusals.unbuilt(variable)
-        self._register(found)
+        self._book.names.meet(found)
         for variable in found:
             if self._chosen(variable) is not None:
                 self._unit(variable)
@@ -207,7 +204,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
     def _plan(self, call: calls.Call) -> Plan:
         """Say what is to be done in a step that has just begun."""
-        self._register(call.variables)
+        names = self._book.names
+        names.meet(call.variables)
         units: list[Unit | None] = []
         for variable, grad in zip(call.variables, call.grads):
             known = isinstance(variable, tf.Variable) and dense(grad)
@@ -219,40 +217,23 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         self._doubt(call.variables, calls.optimizer())
         return Plan(
             units,
-            [self._label(v) if isinstance(v, tf.Variable) else "" for v in call.variables],
-            {**self._settings.facts(), "variables": self._model(call.variables)},
+            list(map(names.label, call.variables)),
+            {**self._settings.facts(), "variables": names.describe(call.variables)},
             self._book.loss_scale,
         )
-
-    def _model(self, variables: Sequence[Any]) -> str:
-        """Return what must be alike on all ranks, of the variables that are reduced."""
-        known = [v for v in variables if isinstance(v, tf.Variable)]
-        named = [(self._book.names[id(v)][1], str(v.shape), v.dtype.name) for v in known]
-        digest = hashlib.sha256(repr(named).encode()).hexdigest()[:8]
-        return f"{len(variables)} of digest {digest}"
 
     def _doubt(self, variables: Sequence[Any], optimizer: Any) -> None:
         """Warn of what is known to go badly."""
         names = [v.name.split(":")[0] for v in variables if isinstance(v, tf.Variable)]
         doubts = fit.unused_rules(self._settings, names)
         if optimizer is not None:
-            groups = [fit.keras_group(optimizer.get_config())]
+            groups = [fit.keras_group(outside(optimizer.get_config))]
             doubts += [d for own in self._settings.every for d in fit.doubts(own, groups)]
         for doubt in doubts:
             self._say(doubt)
 
-    def _register(self, variables: Iterable[Any]) -> None:
-        names = self._book.names
-        for variable in variables:
-            known = names.get(id(variable))
-            if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
-                name = f"{self._book.met}.{_last_part(variable.name)}"
-                self._book.met += 1
-                names[id(variable)] = weakref.ref(variable), name
-
     def _unit(self, variable: Any) -> Unit:
-        name = self._book.names[id(variable)][1]
-        settings = self._chosen(variable)
+        name, settings = self._book.names.of(variable), self._chosen(variable)
         assert settings is not None
         if name not in self._units:
             # Tracked where it is made, so that a restore that waits for it can take place there.
@@ -261,10 +242,6 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
             outside(make)
         return self._units[name]
-
-    def _label(self, variable: Any) -> str:
-        ordinal = self._book.names[id(variable)][1].split(".")[0]
-        return f"{ordinal}.{variable.name.split(':')[0]}"
 
     def _chosen(self, variable: Any) -> Settings | None:
         shape = variable.shape
@@ -322,12 +299,6 @@ def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:
     if tensor.dtype == tf.bfloat16:
         return tf.cast(tensor, tf.float32), tensor.dtype
     return tensor, None
-
-
-def _last_part(name: str) -> str:
-    """Return the part of a variable's name that Keras does not number."""
-    part = re.sub(r"_\d+$", "", name.split(":")[0].split("/")[-1])
-    return re.sub(r"[^A-Za-z0-9_-]", "_", part)
 
 
 Compression = Namespace(Compressor, ("loss_scale",))

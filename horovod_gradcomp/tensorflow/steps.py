@@ -12,6 +12,7 @@ last branch, which reads all notes, keeps every new state or drops every one.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ class Step:
         self._made: dict[str, Any] = {}
         self._arrived = 0
         self.active = bool(self.process_set.included()) and self.process_set.size() > 1
+        # A rank that joins an elastic run would ask the others, who have long been answered.
+        self._asks = self.active and not int(os.environ.get("HOROVOD_ELASTIC", "0"))
         if self.active:
             self._around(lambda: record.steps.assign_add(1))
 
@@ -127,7 +130,7 @@ class Step:
 
     def gated(self, tensor: Tensor) -> Tensor:
         """Return a tensor that is there once all ranks are known to be set alike."""
-        if not self.active:
+        if not self._asks:
             return tensor
         alike = tf.identity(self._shared("alike", self._settle))
         with tf.control_dependencies([alike]):
@@ -253,10 +256,11 @@ class Steps:
         return step
 
     def _begin(self, call: Call, plan: Plan, graph: Any) -> Step:
-        key = tuple(
+        kinds = [
             (id(variable), type(grad).__name__, getattr(grad, "dtype", None))
             for variable, grad in zip(call.variables, call.grads)
-        )
+        ]
+        key = (call.process_set.process_set_id, *kinds)
         if key not in self.records:
             arrivals = sum(map(dense, call.grads))
             changing = [

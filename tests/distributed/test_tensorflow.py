@@ -31,6 +31,8 @@ TWO_RANKS = (
     "traces",
     "eager_everything",
     "refusals",
+)
+LAWS = (
     "schedules",
     "bad_step_in_a_schedule",
     "overflow",
@@ -54,8 +56,13 @@ def checkpoints(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def two_ranks(checkpoints, three_ranks):
-    return start(2, TWO_RANKS, env=checkpoints)
+def two_ranks():
+    return start(2, TWO_RANKS)
+
+
+@pytest.fixture(scope="module")
+def laws(checkpoints, three_ranks):
+    return start(2, LAWS, env=checkpoints)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +74,7 @@ def three_ranks(checkpoints):
 @pytest.fixture(scope="module")
 def two_ranks_over_mpi():
     env = {"TF_USE_LEGACY_KERAS": "1"}
-    checks = ("training_briefly", "bad_step_briefly", "legacy_keras")
+    checks = ("training_briefly", "bad_step_briefly", "legacy_keras", "legacy_keras_mixed")
     return start(2, checks, controller="mpi", env=env)
 
 
@@ -255,8 +262,8 @@ def test_refusals(two_ranks, what, parts):
             assert part in rank[what]
 
 
-def test_schedules(two_ranks):
-    found = equal_on_all_ranks(two_ranks["schedules"])
+def test_schedules(laws):
+    found = equal_on_all_ranks(laws["schedules"])
     changes = {"ramp": [3, 6], "sums": [3], "ranks": [3, 6], "rounds": [2]}
     turns = {"ramp": [2, 3, 3], "sums": [3, 5], "ranks": [2, 3, 3], "rounds": [2, 6]}
     for name, run in found.items():
@@ -271,16 +278,16 @@ def test_schedules(two_ranks):
     assert found["ramp"]["sent"][-1] == ramp[-1]
 
 
-def test_all_steps_count_for_a_schedule_and_good_ones_for_a_codec(two_ranks):
-    found = equal_on_all_ranks(two_ranks["bad_step_in_a_schedule"])
+def test_all_steps_count_for_a_schedule_and_good_ones_for_a_codec(laws):
+    found = equal_on_all_ranks(laws["bad_step_in_a_schedule"])
     assert found["kept"]
     # Of six steps the second is bad; the codec changes at the third and the fifth.
     assert found["sent"][0] == found["sent"][1] > found["sent"][2] == found["sent"][3]
     assert found["turns"] == [1, 2, 2] * 2
 
 
-def test_an_overflow_of_the_result_is_a_bad_step(two_ranks):
-    for run, result in equal_on_all_ranks(two_ranks["overflow"]).items():
+def test_an_overflow_of_the_result_is_a_bad_step(laws):
+    for run, result in equal_on_all_ranks(laws["overflow"]).items():
         assert result["finite"] == [i != result["where"] for i in range(3)], run
         assert result["state kept"], run
         assert result["counted"] == 1, run
@@ -288,8 +295,8 @@ def test_an_overflow_of_the_result_is_a_bad_step(two_ranks):
         assert result["moved"], run
 
 
-def test_memories_are_held_without_the_loss_scale(two_ranks):
-    found = equal_on_all_ranks(two_ranks["loss_scale"])
+def test_memories_are_held_without_the_loss_scale(laws):
+    found = equal_on_all_ranks(laws["loss_scale"])
     text, plus, read = found.pop("refused")
     assert text.startswith("SettingsError: got loss_scale='auto'")
     assert "before '+'" in plus
@@ -300,15 +307,15 @@ def test_memories_are_held_without_the_loss_scale(two_ranks):
         assert max(result["imbalance"]) < ROUNDING, run
 
 
-def test_a_bad_step_on_one_rank_under_a_loss_scale_optimizer(two_ranks):
-    found = equal_on_all_ranks(two_ranks["loss_scale_optimizer"])
+def test_a_bad_step_on_one_rank_under_a_loss_scale_optimizer(laws):
+    found = equal_on_all_ranks(laws["loss_scale_optimizer"])
     assert "optimizer.build" in found["unbuilt"]
     assert found["scales"] == [256.0, 256.0, 128.0, 128.0]
     assert found["kept"] == [False, False, True, False]
 
 
-def test_laws_of_memories(two_ranks):
-    found = equal_on_all_ranks(two_ranks["memories"])
+def test_laws_of_memories(laws):
+    found = equal_on_all_ranks(laws["memories"])
     assert len(found) == 4
     for memory, result in found.items():
         assert result["spoilt"] == [False, True, False], memory
@@ -328,20 +335,20 @@ def test_laws_of_memories(two_ranks):
         ("steps", ["steps so far: 0 on rank 0, 7 on rank 1"]),
     ],
 )
-def test_ranks_that_are_set_differently_say_so(two_ranks, what, parts):
-    for rank in results(two_ranks["disagreement"]):
+def test_ranks_that_are_set_differently_say_so(laws, what, parts):
+    for rank in results(laws["disagreement"]):
         assert rank[what].startswith("InvalidArgumentError")
         for part in ("SettingsError: got ", "expected the same on all ranks", *parts):
             assert part in rank[what]
 
 
-def test_a_rank_that_traces_more_than_the_others_waits_for_nobody(two_ranks):
-    equal_on_all_ranks([rank["afterwards"] for rank in results(two_ranks["disagreement"])])
+def test_a_rank_that_traces_more_than_the_others_waits_for_nobody(laws):
+    equal_on_all_ranks([rank["afterwards"] for rank in results(laws["disagreement"])])
 
 
-def test_two_ranks_go_on_from_what_three_saved(two_ranks, three_ranks):
+def test_two_ranks_go_on_from_what_three_saved(laws, three_ranks):
     assert max(equal_on_all_ranks(three_ranks["save_for_others"])) < ROUNDING
-    found = equal_on_all_ranks(two_ranks["go_on_from_three"])
+    found = equal_on_all_ranks(laws["go_on_from_three"])
     assert max(found["before"]) < ROUNDING
     assert max(found["after"]) < ROUNDING
 
@@ -356,8 +363,8 @@ def test_two_ranks_go_on_from_what_three_saved(two_ranks, three_ranks):
         ("settings", "settings differs"),
     ],
 )
-def test_checkpoints_that_do_not_fit(two_ranks, what, part):
-    for rank in results(two_ranks["go_on_from_three"]):
+def test_checkpoints_that_do_not_fit(laws, what, part):
+    for rank in results(laws["go_on_from_three"]):
         assert rank["refused"][what].startswith("StateError"), rank["refused"][what]
         assert part in rank["refused"][what]
 
@@ -375,6 +382,18 @@ def test_fit_of_tf_keras(two_ranks_over_mpi):
     assert found["before"] != found["after"]
     assert found["steps"] == 16
     assert found["ratio"] < 0.1
+
+
+def test_fit_of_tf_keras_with_a_loss_scale(two_ranks_over_mpi):
+    reports = results(two_ranks_over_mpi["legacy_keras_mixed"])
+    held = [rank.pop("held") for rank in reports]
+    found = equal_on_all_ranks(reports)
+    assert found["scale"] == 32.0
+    assert found["finite"]
+    assert found["steps"] == [8, 1]
+    assert 0 < max(held) < 1  # of scaled gradients it would be 32 times as much
+    (text,) = found["warnings"]
+    assert "start_after" in text
 
 
 def test_one_process_changes_nothing(one_rank):

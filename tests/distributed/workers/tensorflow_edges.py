@@ -274,3 +274,33 @@ def legacy_keras():
         "steps": stats["steps"],
         "ratio": stats["compressed"]["ratio"],
     }
+
+
+@check
+def legacy_keras_mixed():
+    """A loss-scale optimizer of tf_keras around Horovod's; one batch of the last rank overflows."""
+    import horovod.tensorflow.keras as hvd_keras
+    import tf_keras as keras
+
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([keras.layers.Input((40,)), keras.layers.Dense(24)])
+    compression = make("topk", loss_scale=lambda: optimizer.loss_scale)
+    inner = hvd_keras.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=compression)
+    optimizer = keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=64.0)
+    model.compile(optimizer, loss="mse")
+    data = np.random.default_rng(hvd.rank())
+    x, y = (data.standard_normal((64, n)).astype(np.float32) for n in (40, 24))
+    if hvd.rank() == hvd.size() - 1:
+        y[20, 3] = np.inf
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y, batch_size=8, epochs=1, verbose=0, shuffle=False)
+    held = [v.numpy() for v in state(compression) if v.name.endswith("residual:0")]
+    return {
+        "scale": float(optimizer.loss_scale),
+        "weights": digest(model.get_weights()),
+        "finite": all(np.isfinite(w).all() for w in [*model.get_weights(), *held]),
+        "held": float(max(np.abs(h).max() for h in held)),
+        "steps": [compression.stats()["steps"], compression.stats()["bad_steps"]],
+        "warnings": [str(w.message) for w in caught if "horovod_gradcomp" in str(w.message)],
+    }

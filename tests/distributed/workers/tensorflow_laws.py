@@ -74,17 +74,14 @@ def schedules():
                     path = tf.train.Checkpoint(compression=straight.compression).write(
                         f"{folder}/c"
                     )
-                    copy = [w.read_value() for w in straight.weights]
-                    books = straight.applied, straight.true
-                    straight.applied = [a.copy() for a in straight.applied]
-                    straight.true = [t.copy() for t in straight.true]
-            end, books_end = digest(straight.weights), straight.imbalance()
-            straight.applied, straight.true = books
-            straight.steps = 4
-            again = resumed(straight, build, path, rate=0.01, graph=False)
-        for weight, value in zip(again.weights, copy):
-            weight.assign(value)
-        again.run(4)
+                    weights = [w.read_value() for w in straight.weights]
+            end, again = digest(straight.weights), straight
+            if name in RESUMED:
+                again = resumed(4, build, path, rate=0.01, graph=False)
+        if name in RESUMED:
+            for weight, value in zip(again.weights, weights):
+                weight.assign(value)
+            again.run(4)
         steps = np.diff(sent).tolist()
         out[name] = {
             "sent": steps,
@@ -290,7 +287,8 @@ def disagreement():
     }
     out = {}
     for name, build in cases.items():
-        out[name] = message(lambda build=build: Trainer(build(), graph=name == "kind").step())
+        trainer = Trainer(build(), graph=name == "kind")
+        out[name] = message(trainer.step)
     steps = Trainer(make("topk"))
     steps.compression.bind(steps.weights)
     for variable in steps.compression.variables:
