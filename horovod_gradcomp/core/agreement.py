@@ -1,35 +1,31 @@
-"""That all ranks are set alike: what each says of itself, and what is said where they differ.
+"""That all ranks are set alike.
 
 Otherwise ranks would wait for one another in different collectives, or decode what was encoded by
-another rule. How the lines get from rank to rank is the front ends' business.
+another rule. How facts get from rank to rank is the front ends' business.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from .errors import explain
-
-
-def line(facts: Mapping[str, str]) -> bytes:
-    """Return one rank's facts, to be sent to all; alike where the facts are."""
-    return json.dumps(dict(facts)).encode() + b"\n"
+from .errors import SettingsError, explain
 
 
-def complaint(lines: bytes, ranks: Sequence[int]) -> str | None:
-    """Return every fact that differs, with its values and their ranks, or None.
+def check(facts: Mapping[int, Mapping[str, Any]]) -> None:
+    """Compare what ranks say of themselves.
 
     Args:
-        lines: All ranks' lines, one after the other.
-        ranks: Whose they are, in this order.
+        facts: By rank, each by name.
+
+    Raises:
+        SettingsError: With every fact that differs, its values and their ranks.
     """
-    every = [json.loads(text) for text in lines.splitlines()]
-    names = dict.fromkeys(name for one in every for name in one)
+    names = dict.fromkeys(name for one in facts.values() for name in one)
     differ = []
     for name in names:
         values: dict[str, list[int]] = {}
-        for rank, one in zip(ranks, every):
+        for rank, one in facts.items():
             values.setdefault(one.get(name, "nothing"), []).append(rank)
         if len(values) > 1:
             told = (
@@ -37,13 +33,14 @@ def complaint(lines: bytes, ranks: Sequence[int]) -> str | None:
                 for value, who in values.items()
             )
             differ.append(f"{name}: {', '.join(told)}")
-    if not differ:
-        return None
-    return explain(
-        got="; ".join(differ),
-        expected="the same on all ranks",
-        do="give every rank the same compression and the same model",
-    )
+    if differ:
+        raise SettingsError(
+            explain(
+                got="; ".join(differ),
+                expected="the same on all ranks",
+                do="give every rank the same compression and the same model",
+            )
+        )
 
 
 def _short(ranks: Sequence[int]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
-from ..core.agreement import complaint, line
-from ..core.errors import SettingsError
+from ..core.agreement import check
 
 
 def agree(facts: Mapping[str, str], ranks: Sequence[int], process_set: Any) -> None:
@@ -27,8 +27,8 @@ def agree(facts: Mapping[str, str], ranks: Sequence[int], process_set: Any) -> N
     """
     if len(ranks) < 2:
         return
-    mine = torch.frombuffer(bytearray(line(facts)), dtype=torch.uint8)
+    line = json.dumps(dict(facts)).encode() + b"\n"
+    mine = torch.frombuffer(bytearray(line), dtype=torch.uint8)
     gathered = hvd.allgather(mine, name="gradcomp.settings", process_set=process_set)
-    text = complaint(bytes(gathered.tolist()), ranks)
-    if text is not None:
-        raise SettingsError(text)
+    every = [json.loads(text) for text in bytes(gathered.tolist()).splitlines()]
+    check(dict(zip(ranks, every)))
