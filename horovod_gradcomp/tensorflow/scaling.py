@@ -62,7 +62,7 @@ class LossScale:
             raise SettingsError(
                 explain(got=f"a loss scale of {source!r}", expected="a scalar variable or tensor")
             )
-        return tf.cast(tf.convert_to_tensor(source), tf.float32)
+        return tf.identity(tf.cast(tf.convert_to_tensor(source), tf.float32))
 
 
 def _is_optimizer(source: Any) -> bool:
