@@ -234,7 +234,7 @@ def test_stats(two_ranks):
 
 def test_every_variable_is_traced_once(two_ranks):
     found = equal_on_all_ranks(two_ranks["traces"])
-    assert found == {"compress": 3, "variables": 4}
+    assert found == {"compress": 3, "variables": 6}
 
 
 def test_functions_that_run_eagerly(two_ranks):
