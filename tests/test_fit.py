@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from horovod_gradcomp.core.fit import doubts, unused_rules
+from horovod_gradcomp.core.fit import doubts, keras_group, unused_rules
 from horovod_gradcomp.core.settings import make
 
 W = [torch.nn.Parameter(torch.zeros(3))]
@@ -38,6 +38,28 @@ def test_adaptive_optimizers_want_a_dense_start(optimizer):
     assert said("topk", {"memory": "none"}, optimizer) == []
     assert said("fp16", {}, optimizer) == []
     assert said("topk", {}, SGD) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"name": "SGD", "momentum": 0.9}, "momentum=0"),
+        ({"name": "SGD", "momentum": 0.0}, ""),
+        ({"name": "Adam", "beta_1": 0.9, "beta_2": 0.999}, "start_after"),
+        ({"name": "RMSprop", "rho": 0.9, "momentum": 0.0}, "start_after"),
+        (
+            {
+                "name": "LossScaleOptimizer",
+                "inner_optimizer": {"class_name": "Adam", "config": {"beta_1": 0.9}},
+            },
+            "start_after",
+        ),
+    ],
+)
+def test_optimizers_of_keras_are_known_by_their_settings(config, words):
+    texts = doubts(make("topk", {"memory": "momentum"}), [keras_group(config)])
+    assert len(texts) == bool(words)
+    assert words in "".join(texts)
 
 
 def test_a_rule_that_matches_nothing_is_named():

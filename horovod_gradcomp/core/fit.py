@@ -32,6 +32,19 @@ def doubts(settings: Settings, groups: Iterable[Mapping[str, Any]]) -> list[str]
     return out
 
 
+def keras_group(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer of Keras as the parameter group that :func:`doubts` knows.
+
+    Args:
+        config: What the optimizer's ``get_config`` returns.
+    """
+    inner = config.get("inner_optimizer", {}).get("config")  # of a LossScaleOptimizer
+    group = dict(config if inner is None else inner)
+    if "beta_1" in group:
+        group["betas"] = (group["beta_1"], group.get("beta_2"))
+    return group
+
+
 def unused_rules(settings: Settings, names: Iterable[str]) -> list[str]:
     """Return a line for each rule whose pattern matches no parameter."""
     names = list(names)

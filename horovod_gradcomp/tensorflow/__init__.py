@@ -8,6 +8,7 @@ from ..core.errors import (
     StateError,
 )
 from .compression import Compression, Compressor
+from .state import resize_state
 
 __all__ = [
     "BindingError",
@@ -17,4 +18,5 @@ __all__ = [
     "GradCompError",
     "SettingsError",
     "StateError",
+    "resize_state",
 ]

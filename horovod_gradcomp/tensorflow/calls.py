@@ -68,6 +68,18 @@ def _call(tensor: Any, reduction: dict[str, Any], allreduce: dict[str, Any]) -> 
     return Call(grads, variables, places, process_set, op, re.sub(r"\W", "_", name or ""))
 
 
+def optimizer() -> Any | None:
+    """Return the Keras optimizer, wrapped by Horovod, that a reduction is called from, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "horovod._keras":
+            found = frame.f_locals.get("self")
+            if hasattr(found, "get_config"):
+                return found
+        frame = frame.f_back
+    return None
+
+
 def _horovod_frames() -> Iterator[FrameType]:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:

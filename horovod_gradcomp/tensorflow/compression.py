@@ -7,24 +7,27 @@ shares the traced reduction of two models of equal shapes that are given the sam
 
 from __future__ import annotations
 
-import re
 import warnings
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 
-from ..core import policy
+from ..core import fit, policy
 from ..core.errors import BindingError, SettingsError, explain
 from ..core.namespace import Namespace
 from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import calls, refusals
-from .steps import Steps, outside
-from .unit import Ticket, Unit
+from .names import Names
+from .outside import outside
+from .scaling import LossScale
+from .state import Manifest
+from .steps import Plan, Step, Steps, dense
+from .unit import Sent, Unit
 
 Tensor = Any
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,11 +41,21 @@ def _as_written(function: F) -> F:
 class _Book:
     """What is no state: kept from ``tf.Module``, which looks into every container it is given."""
 
-    def __init__(self) -> None:
-        self.names: dict[int, tuple[Any, str]] = {}
-        self.met = 0
+    def __init__(self, loss_scale: Any) -> None:
+        self.names = Names()
         self.steps = Steps()
-        self.warned = False
+        self.said: set[str] = set()
+        self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What ``decompress`` gets back as the context."""
+
+    step: Step
+    dtype: Any
+    unit: Unit | None = None
+    sent: Sent | None = None
 
 
 class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
@@ -58,9 +71,15 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
     Args:
         settings: Checked settings, from :mod:`horovod_gradcomp.core.settings`.
+        loss_scale: What the loss is multiplied by: a scalar ``tf.Variable``, the
+            ``LossScaleOptimizer`` of ``tf_keras`` or Keras 3, or a function that returns one of
+            these, as in ``loss_scale=lambda: optimizer.loss_scale`` where the optimizer is made
+            later. What is remembered is then held in units of unscaled gradients. Without it a
+            change of the loss scale puts the memory wrong by the ratio of both scales until all of
+            it has been sent.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, loss_scale: Any = None) -> None:
         if not isinstance(settings, Settings):
             raise SettingsError(
                 explain(
@@ -69,18 +88,11 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     do="make compressors with Compression.topk(...), Compression.from_string(...)",
                 )
             )
-        if any(len(own.phases) > 1 for own in settings.every):
-            raise SettingsError(
-                explain(
-                    got="a ramp or start_after=",
-                    expected="one codec for all steps",
-                    why="a graph is traced once; only the torch front end has schedules so far",
-                )
-            )
         super().__init__(name="compressor")
         self._settings = settings
         self._units: dict[str, Unit] = {}
-        self._book = _Book()
+        self._book = _Book(loss_scale)
+        self._manifest = Manifest(settings)
 
     # The slot ------------------------------------------------------------------------------------
     @_as_written
@@ -102,22 +114,22 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         call = calls.find(tensor)
         if call is None:
             return self._dense(tensor)
-        self._register(call.variables)
-        step = self._book.steps.find(call)
-        variable = call.variables[step.place(call)]
-        if not isinstance(variable, tf.Variable):
-            return self._dense(tensor)
-        label = self._label(variable)
-        if self._chosen(variable) is None:
-            numel = int(variable.shape.num_elements() or 0)
-            carried = _carriable(tensor.dtype)
-            step.record.bypassed[label] = numel, numel * carried.size
-            return _hand_on(tensor)
-        refusals.unfit_reduction(call.op)
-        unit = self._unit(variable)
+        step = self._book.steps.find(call, self._plan)
+        place = step.place(call)
+        tensor = step.gated(tensor)
+        if not isinstance(call.variables[place], tf.Variable):
+            payload, _ = self._dense(tensor)
+            return payload, Ticket(step, tensor.dtype)
+        unit, label = step.unit(place)
+        if unit is None:
+            payload, _ = _hand_on(tensor)
+            numel = int(call.variables[place].shape.num_elements() or 0)
+            step.record.bypassed[label] = numel, numel * payload.dtype.size
+            return payload, Ticket(step, tensor.dtype)
         raw = unit.numel * tensor.dtype.size
         step.record.units[label] = unit.numel, raw, unit.wire_bytes()
-        return unit.send(tensor, step.agreed(call.grads), call)
+        payload, sent = unit.send(tensor, step, call, step.record.counters.get(label))
+        return payload, Ticket(step, tensor.dtype, unit, sent)
 
     @_as_written
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
@@ -128,8 +140,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             ctx: The context from :meth:`compress`.
 
         Raises:
-            InvalidArgumentError: When it runs: the reduction was not linear, or ran over other
-                ranks, or a rank sent another number of bytes.
+            InvalidArgumentError: When it runs: ranks are set differently, the reduction was not
+                linear, or ran over other ranks, or a rank sent another number of bytes.
         """
         if ctx is None:
             return tensor
@@ -139,7 +151,12 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             raise BindingError(
                 explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
             )
-        return ctx.unit.receive(tensor, ctx)
+        if ctx.unit is None or ctx.sent is None:
+            result = tf.cast(tensor, ctx.dtype)
+        else:
+            result = ctx.unit.receive(tensor, ctx.sent)
+        ctx.step.arrive(result)
+        return result
 
     def __add__(self, other: Any) -> Compressor:
         """Return ``A + B``, where B encodes what A keeps, with the memory and options of A."""
@@ -147,14 +164,20 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             other = other._instance()
         if not isinstance(other, Compressor):
             return NotImplemented
+        if other._book.loss_scale is not None:
+            raise SettingsError(
+                explain(got="a loss_scale after '+'", expected="it before '+', with the memory")
+            )
         if self._units:
             raise SettingsError(
                 explain(got="a compressor in use before '+'", expected="compressors just made")
             )
-        return Compressor(compose(self._settings, other._settings))
+        made = Compressor(compose(self._settings, other._settings))
+        made._book.loss_scale = self._book.loss_scale
+        return made
 
     # Binding -------------------------------------------------------------------------------------
-    def bind(self, variables: Iterable[Any]) -> Compressor:
+    def bind(self, variables: Iterable[Any], *, optimizer: Any = None) -> Compressor:
         """Make the state of trainable variables now.
 
         Needed only where checkpoints are to be restored at once, or where ranks first meet their
@@ -162,6 +185,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
         Args:
             variables: Such as ``model.trainable_variables``, in the same order on all ranks.
+            optimizer: Of ``tf_keras`` or Keras, to be told what goes badly with it. A gradient
+                tape does not show it; ``hvd.DistributedOptimizer`` does, without this.
 
         Returns:
             This object.
@@ -170,24 +195,45 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         for variable in found:
             if not isinstance(variable, tf.Variable):
                 raise refusals.unbuilt(variable)
-        self._register(found)
+        self._book.names.meet(found)
         for variable in found:
             if self._chosen(variable) is not None:
                 self._unit(variable)
+        self._doubt(found, optimizer)
         return self
 
-    def _register(self, variables: Iterable[Any]) -> None:
+    def _plan(self, call: calls.Call) -> Plan:
+        """Say what is to be done in a step that has just begun."""
         names = self._book.names
-        for variable in variables:
-            known = names.get(id(variable))
-            if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
-                name = f"{self._book.met}.{_last_part(variable.name)}"
-                self._book.met += 1
-                names[id(variable)] = weakref.ref(variable), name
+        names.meet(call.variables)
+        units: list[Unit | None] = []
+        for variable, grad in zip(call.variables, call.grads):
+            known = isinstance(variable, tf.Variable) and dense(grad)
+            if known and self._chosen(variable) is not None:
+                refusals.unfit_reduction(call.op)
+                units.append(self._unit(variable))
+            else:
+                units.append(None)
+        self._doubt(call.variables, calls.optimizer())
+        return Plan(
+            units,
+            list(map(names.label, call.variables)),
+            {**self._settings.facts(), "variables": names.describe(call.variables)},
+            self._book.loss_scale,
+        )
+
+    def _doubt(self, variables: Sequence[Any], optimizer: Any) -> None:
+        """Warn of what is known to go badly."""
+        names = [v.name.split(":")[0] for v in variables if isinstance(v, tf.Variable)]
+        doubts = fit.unused_rules(self._settings, names)
+        if optimizer is not None:
+            groups = [fit.keras_group(outside(optimizer.get_config))]
+            doubts += [d for own in self._settings.every for d in fit.doubts(own, groups)]
+        for doubt in doubts:
+            self._say(doubt)
 
     def _unit(self, variable: Any) -> Unit:
-        name = self._book.names[id(variable)][1]
-        settings = self._chosen(variable)
+        name, settings = self._book.names.of(variable), self._chosen(variable)
         assert settings is not None
         if name not in self._units:
             # Tracked where it is made, so that a restore that waits for it can take place there.
@@ -196,10 +242,6 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
             outside(make)
         return self._units[name]
-
-    def _label(self, variable: Any) -> str:
-        ordinal = self._book.names[id(variable)][1].split(".")[0]
-        return f"{ordinal}.{variable.name.split(':')[0]}"
 
     def _chosen(self, variable: Any) -> Settings | None:
         shape = variable.shape
@@ -211,14 +253,18 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         """Send a tensor of unknown origin as it is, which is always right."""
         if self._settings.memory.slots:
             raise refusals.unknown_tensor(tensor)
-        if not self._book.warned and not self._settings.identity:
-            self._book.warned = True
-            warnings.warn(
-                "horovod_gradcomp: a tensor that is no gradient of a variable in Horovod's "
-                "reduction is sent uncompressed",
-                stacklevel=3,
+        if not self._settings.identity:
+            self._say(
+                "a tensor that is no gradient of a variable in Horovod's reduction is sent "
+                "uncompressed"
             )
         return _hand_on(tensor)
+
+    def _say(self, text: str) -> None:
+        """Warn, once."""
+        if text not in self._book.said:
+            self._book.said.add(text)
+            warnings.warn(f"horovod_gradcomp: {text}", stacklevel=4)
 
     def __hash__(self) -> int:
         # Horovod hashes its compressor while it wraps an optimizer, the one moment to refuse it.
@@ -248,10 +294,6 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         return f"Compressor({self._settings.describe()})"
 
 
-def _carriable(dtype: Any) -> Any:
-    return tf.float32 if dtype == tf.bfloat16 else dtype
-
-
 def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:
     # Horovod has no bfloat16.
     if tensor.dtype == tf.bfloat16:
@@ -259,11 +301,5 @@ def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:
     return tensor, None
 
 
-def _last_part(name: str) -> str:
-    """Return the part of a variable's name that Keras does not number."""
-    part = re.sub(r"_\d+$", "", name.split(":")[0].split("/")[-1])
-    return re.sub(r"[^A-Za-z0-9_-]", "_", part)
-
-
-Compression = Namespace(Compressor)
+Compression = Namespace(Compressor, ("loss_scale",))
 """``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""

@@ -1,44 +1,52 @@
 """One compressed variable: its memory, its step count, and its exchange.
 
-The state is read in ``compress`` and written in ``decompress``, in the same branch of the graph,
-and only where every rank found the whole step good.
+The state is read in ``compress``. What it becomes is worked out in ``decompress``, in the same
+branch of the graph, and put aside: the step's last branch keeps it or drops it, for all variables
+together (:mod:`.steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..core import exchange, random
-from ..core.codec import Call, Combine
+from ..core.codec import Call, Combine, is_one
 from ..core.errors import explain
 from ..core.exchange import Carrier
 from ..core.memory import Done
-from ..core.payload import FLAG_BYTES
 from ..core.settings import Settings
 from ..ops import tensorflow as xp
 from . import calls
+from .stage import Candidates, Stage
 from .traced import TracedCodec, fold, judge
+
+if TYPE_CHECKING:
+    from .steps import Step
 
 Tensor = Any
 
 
 @dataclass
-class Ticket:
-    """What ``decompress`` gets back as the context."""
+class Sent:
+    """What a unit keeps between ``send`` and ``receive``."""
 
-    unit: Unit
+    x: Tensor
+    """What is encoded."""
+
     dtype: Any
     state: tuple[Tensor, ...]
+    note: Tensor | None
     agreed: Tensor
-    exchange: exchange.Exchange
-    note: Tensor | None = None
-    gathered: Tensor | None = None
-    carrier: Carrier | None = None
+    lift: Any
+    call: calls.Call
+    counter: Any
+    running: exchange.Exchange | None = None
+    """Where Horovod reduces the payload."""
 
 
 class Unit(tf.Module):  # type: ignore[misc]
@@ -55,109 +63,135 @@ class Unit(tf.Module):  # type: ignore[misc]
         self.key = name
         self.numel = int(variable.shape.num_elements())
         self._shape = variable.shape
-        self._shapes = (tuple(variable.shape.as_list()),)
         self._settings = settings
-        codec = settings.codec
+        phases = settings.phases
+        # Horovod's own reduction has one name and one dtype for all steps, payloads have not.
+        self._own = not settings.by_horovod or len(phases) > 1
         label = variable.name.split(":")[0]
+        start = random.fold(settings.options.seed, name, 0)
         with tf.device(variable.device):
             for slot in settings.memory.slots:
                 zeros = tf.zeros([self.numel], tf.float32)
                 setattr(self, slot, tf.Variable(zeros, trainable=False, name=f"{label}/{slot}"))
-            start = Call(shapes=self._shapes, key=random.fold(settings.options.seed, name, 0))
-            for slot, value in zip(codec.slots, codec.initial(xp, start, tf.zeros([0]))):
-                setattr(self, slot, tf.Variable(value, trainable=False, name=f"{label}/{slot}"))
+            self.candidates = Candidates([getattr(self, s) for s in settings.memory.slots])
+            shape = tuple(variable.shape.as_list())
+            self.stages = [
+                Stage(phase.codec, number, shape, start, label, own=self._own)
+                for number, phase in enumerate(phases)
+            ]
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{label}/step")
 
-    def wire_bytes(self) -> int:
-        """Return the bytes handed to Horovod a step."""
-        codec = self._settings.codec
-        nbytes = codec.wire_bytes(*self._shapes)
-        if codec.combine is Combine.GATHER:
-            nbytes += FLAG_BYTES
-        return nbytes if self._settings.by_horovod else nbytes + 4 * Carrier.WIDTH
+    @property
+    def memory_slots(self) -> list[Any]:
+        """The variables that hold what this rank remembers."""
+        return [getattr(self, slot) for slot in self._settings.memory.slots]
 
-    def send(self, tensor: Tensor, agreed: Tensor, call: calls.Call) -> tuple[Tensor, Ticket]:
-        """Encode a gradient and start its exchange; see :meth:`Compressor.compress`."""
-        settings, process_set = self._settings, call.process_set
-        codec: Any = TracedCodec(settings.codec)
-        memory = settings.memory
-        state = self._read(settings.memory.slots)
-        step = self.step.read_value()
-        ranks = list(process_set.ranks or range(process_set.size()))
-        # A rank outside the set traces this, too, and never runs it.
-        rank = ranks.index(hvd.rank()) if hvd.rank() in ranks else 0
+    def wire_bytes(self) -> int | None:
+        """Return the bytes handed to Horovod in every step; None where that changes."""
+        return self.stages[0].wire_bytes if len(self.stages) == 1 else None
+
+    def send(self, tensor: Tensor, step: Step, call: calls.Call, counter: Any) -> tuple[Any, Sent]:
+        """Encode a gradient and start its exchange; see :meth:`Compressor.compress`.
+
+        Args:
+            tensor: The gradient.
+            step: That it belongs to.
+            call: That brought it.
+            counter: A variable that counts bytes, where their number changes from step to step.
+        """
+        memory, lift = self._settings.memory, step.lift()
+        gain = 1.0 / lift
+        state = tuple(variable.read_value() for variable in self.memory_slots)
         # The gradient's own shape may be unknown, the variable's is not.
         grad = tf.reshape(tensor, [self.numel])
-        note = memory.note(xp, grad, state, 1.0, None) if memory.notes else None
-        running = exchange.start(
+        note = memory.note(xp, grad, state, gain, None) if memory.notes else None
+        x = memory.compensate(xp, grad, state, None, gain=gain, note=note)
+        sent = Sent(x, tensor.dtype, state, note, step.agreed(call.grads), lift, call, counter)
+        if self._own:
+            return step.carrier(), sent
+        sent.running = self._exchange(self.stages[0], sent)
+        return next(sent.running).payload, sent
+
+    def receive(self, reduced: Tensor, sent: Sent) -> Tensor:
+        """Finish the exchange and put the new state aside; see :meth:`Compressor.decompress`."""
+        if sent.running is not None:
+            reply = exchange.Reply((reduced,), scale=sent.lift)
+            total = self._finish(self.stages[0], sent, sent.running, reply)
+        else:
+            carrier = Carrier(_ranks(sent.call))
+            scale, good = judge(carrier, tf.ensure_shape(reduced, [Carrier.WIDTH]))
+            text = carrier.complaint("the values at the end of this message", self.key)
+
+            def checked(x: Tensor) -> Tensor:
+                return _checked(x, good, text, reduced)
+
+            runs = [functools.partial(self._run, s, sent, scale, checked) for s in self.stages]
+            total = runs[0]() if len(runs) == 1 else tf.switch_case(self._phase(), runs)
+        return tf.cast(tf.reshape(total, self._shape), sent.dtype)
+
+    def keep(self) -> None:
+        """Let what was put aside take the state's place, at the end of a good step."""
+        self.candidates.keep()
+        keeps = [functools.partial(_done, stage.keep) for stage in self.stages]
+        _ = keeps[0]() if len(keeps) == 1 else tf.switch_case(self._phase(), keeps)
+
+    def drop(self) -> None:
+        """Forget what was put aside, at the end of a bad step."""
+        self.candidates.drop()
+        for stage in self.stages:
+            stage.candidates.drop()
+
+    def _phase(self) -> Tensor:
+        """Return the number of the stage that the present step is in."""
+        firsts = tf.constant([phase.first for phase in self._settings.phases[1:]], tf.int64)
+        begun = tf.cast(firsts <= self.step.read_value(), tf.int32)
+        return tf.reduce_sum(begun)
+
+    def _exchange(self, stage: Stage, sent: Sent) -> exchange.Exchange:
+        ranks = _ranks(sent.call)
+        traced: Any = TracedCodec(stage.codec)
+        return exchange.start(
             xp,
-            codec,
-            memory.compensate(xp, grad, state, None, note=note),
+            traced,
+            sent.x,
             Call(
-                size=process_set.size(),
-                shapes=self._shapes,
-                key=fold(settings.options.seed, self.key, step),
-                step=step,
-                rank=rank,
-                shared=self._read(settings.codec.slots),
+                size=len(ranks),
+                shapes=(tuple(self._shape.as_list()),),
+                key=fold(self._settings.options.seed, self.key, self.step.read_value()),
+                step=stage.turn.read_value(),
+                # A rank outside the set traces this, too, and never runs it.
+                rank=ranks.index(hvd.rank()) if hvd.rank() in ranks else 0,
+                shared=stage.shared(),
             ),
-            want_error=memory.wants_error,
-            own=not settings.by_horovod,
+            want_error=self._settings.memory.wants_error,
+            own=self._own,
             name=self.key,
-            agreed=agreed,
+            agreed=sent.agreed,
         )
-        request = next(running)
-        ticket = Ticket(self, tensor.dtype, state, agreed, running, note)
-        if isinstance(request, exchange.Reduce):
-            return request.payload, ticket
-        ticket.carrier = Carrier(process_set.ranks or range(process_set.size()))
-        for number in range(settings.codec.round_count(self._shapes)):
+
+    def _run(self, stage: Stage, sent: Sent, scale: Tensor, checked: Any) -> Tensor:
+        """Build a stage's whole exchange by own collectives."""
+        running = self._exchange(stage, sent)
+        request, gathered = next(running), None
+        for number in range(stage.rounds):
             if number:
-                request = running.send(exchange.Reply((ticket.gathered,)))
-            ticket.gathered = self._collective(request, number, call)
-        return tf.constant(Carrier.row(hvd.rank()), tf.float32), ticket
+                request = running.send(exchange.Reply((gathered,)))
+            gathered = _collective(request, self._wire_name(stage, number, sent), sent.call)
+        payloads = [checked(gathered)]
+        if stage.codec.combine is Combine.GATHER:
+            payloads = self._payloads(stage, payloads[0], len(_ranks(sent.call)))
+        if sent.counter is not None:
+            sent.counter.assign_add(stage.wire_bytes)
+        return self._finish(stage, sent, running, exchange.Reply(payloads, scale=scale))
 
-    def receive(self, reduced: Tensor, ticket: Ticket) -> Tensor:
-        """Finish the exchange and keep the new state; see :meth:`Compressor.decompress`."""
-        if ticket.carrier is None:
-            reply = exchange.Reply((reduced,))
-        else:
-            reply = self._collect(reduced, ticket, ticket.carrier)
-        try:
-            ticket.exchange.send(reply)
-        except StopIteration as stop:
-            outcome = stop.value
-        else:
-            raise AssertionError("an exchange asked for more rounds than its codec says")
-        total, mean = outcome.total, None
-        if self._settings.memory.references:
-            assert ticket.carrier is not None
-            factor = reply.scale * float(len(ticket.carrier.ranks))
-            mean = total / factor
-            total = self._settings.memory.reduced(xp, mean, ticket.state) * factor
-        self._commit(ticket, Done(outcome.error, ticket.note, outcome.kept, mean), outcome.shared)
-        return tf.cast(tf.reshape(total, self._shape), ticket.dtype)
+    def _wire_name(self, stage: Stage, number: int, sent: Sent) -> str:
+        parts = ["gradcomp", self.key, sent.call.name]
+        parts += [f"stage{stage.number}"] * bool(stage.number) + [str(number)] * bool(number)
+        return ".".join(parts)
 
-    def _read(self, slots: Sequence[str]) -> tuple[Tensor, ...]:
-        return tuple(getattr(self, slot).read_value() for slot in slots)
-
-    def _collective(self, request: exchange.Request, number: int, call: calls.Call) -> Tensor:
-        """Build the own collective of a round."""
-        name = f"gradcomp.{self.key}.{call.name}" + (f".{number}" if number else "")
-        options = {"name": name, "ignore_name_scope": True, "process_set": call.process_set}
-        if isinstance(request, exchange.Sum):
-            return hvd.allreduce(request.payload, op=hvd.Sum, **options)
-        return hvd.allgather(request.payload, **options)
-
-    def _collect(self, reduced: Tensor, ticket: Ticket, carrier: Carrier) -> exchange.Reply:
-        size = len(carrier.ranks)
-        scale, good = judge(carrier, tf.ensure_shape(reduced, [Carrier.WIDTH]))
-        text = carrier.complaint("the values at the end of this message", self.key)
-        gathered = _checked(ticket.gathered, good, text, reduced)
-        if self._settings.codec.combine is not Combine.GATHER:
-            return exchange.Reply((gathered,), scale=scale)
-        expected = self._settings.codec.wire_bytes(*self._shapes) + FLAG_BYTES
+    def _payloads(self, stage: Stage, gathered: Tensor, size: int) -> list[Tensor]:
+        expected = stage.payload_bytes
         text = explain(
             got=f"as many bytes for '{self.key}' from all ranks as this message ends with",
             expected=f"{size} x {expected}",
@@ -167,23 +201,54 @@ class Unit(tf.Module):  # type: ignore[misc]
         length = tf.size(gathered)
         gathered = _checked(gathered, tf.equal(length, size * expected), text, length)
         # Not by tf.reshape: from its static shape the length would be inferred, not checked.
-        payloads = [
+        return [
             tf.ensure_shape(gathered[rank * expected : (rank + 1) * expected], [expected])
             for rank in range(size)
         ]
-        return exchange.Reply(payloads, scale=scale)
 
-    def _commit(self, ticket: Ticket, done: Done, shared: tuple[Tensor, ...]) -> None:
-        memory, codec = self._settings.memory, self._settings.codec
+    def _finish(
+        self, stage: Stage, sent: Sent, running: exchange.Exchange, reply: exchange.Reply
+    ) -> Tensor:
+        """Decode, put the next state aside and return the gradient, flat float32."""
+        memory = self._settings.memory
+        if sent.running is None and not memory.references:
+            reply = exchange.Reply(reply.payloads, scale=_product(reply.scale, sent.lift))
+        try:
+            running.send(reply)
+        except StopIteration as stop:
+            outcome = stop.value
+        else:
+            raise AssertionError("an exchange asked for more rounds than its codec says")
+        total, mean = outcome.total, None
+        if memory.references:
+            factor = reply.scale * float(len(_ranks(sent.call)))
+            mean = total / factor
+            total = memory.reduced(xp, mean, sent.state) * _product(factor, sent.lift)
+        done = Done(outcome.error, sent.note, outcome.kept, mean)
+        self.candidates.put(memory.update(xp, sent.state, done))
+        stage.candidates.put(outcome.shared)
+        return total
 
-        def keep() -> Tensor:
-            state = memory.update(xp, ticket.state, done)
-            for slot, value in zip((*memory.slots, *codec.slots), (*state, *shared)):
-                getattr(self, slot).assign(value)
-            self.step.assign_add(1)
-            return tf.constant(True)
 
-        tf.cond(tf.equal(ticket.agreed, 0.0), keep, lambda: tf.constant(False))
+def _product(factor: Tensor, lift: Any) -> Tensor:
+    return factor if is_one(lift) else factor * lift
+
+
+def _ranks(call: calls.Call) -> list[int]:
+    return list(call.process_set.ranks or range(call.process_set.size()))
+
+
+def _collective(request: exchange.Request, name: str, call: calls.Call) -> Tensor:
+    options = {"name": name, "ignore_name_scope": True, "process_set": call.process_set}
+    if isinstance(request, exchange.Sum):
+        return hvd.allreduce(request.payload, op=hvd.Sum, **options)
+    return hvd.allgather(request.payload, **options)
+
+
+def _done(act: Any) -> Tensor:
+    """Return what a branch must return, after an act."""
+    act()
+    return tf.constant(True)
 
 
 def _checked(x: Tensor, condition: Tensor, text: str, got: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""That all ranks are set alike, found out once, before anything is sent.
-
-Otherwise ranks would wait for one another in different collectives, or decode what was encoded by
-another rule.
-"""
+"""That all ranks are set alike, found out once, before anything is sent."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from ..core.errors import SettingsError, explain
+from ..core.agreement import check
 
 
 def agree(
@@ -43,32 +39,3 @@ def agree(
     every = [json.loads(text) for text in bytes(gathered.tolist()).splitlines()]
     check({rank: one[0] for rank, one in zip(ranks, every)})
     return [one[1] for one in every]
-
-
-def check(facts: Mapping[int, Mapping[str, Any]]) -> None:
-    """Raise :class:`SettingsError` unless all ranks have the same facts."""
-    names = dict.fromkeys(name for one in facts.values() for name in one)
-    differ = []
-    for name in names:
-        values: dict[str, list[int]] = {}
-        for rank, one in facts.items():
-            values.setdefault(one.get(name, "nothing"), []).append(rank)
-        if len(values) > 1:
-            told = (
-                f"{value} on rank{'s' * (len(who) > 1)} {_short(who)}"
-                for value, who in values.items()
-            )
-            differ.append(f"{name}: {', '.join(told)}")
-    if differ:
-        raise SettingsError(
-            explain(
-                got="; ".join(differ),
-                expected="the same on all ranks",
-                do="give every rank the same compression and the same model",
-            )
-        )
-
-
-def _short(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:4]))
-    return f"{shown} and {len(ranks) - 4} more" if len(ranks) > 4 else shown

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import horovod.torch as hvd
 import torch
 
-from .agreement import check
+from ..core.agreement import check
 
 if TYPE_CHECKING:
     from .binding import Binding

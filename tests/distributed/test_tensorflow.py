@@ -32,6 +32,16 @@ TWO_RANKS = (
     "eager_everything",
     "refusals",
 )
+LAWS = (
+    "schedules",
+    "bad_step_in_a_schedule",
+    "overflow",
+    "loss_scale",
+    "loss_scale_optimizer",
+    "memories",
+    "disagreement",
+    "go_on_from_three",
+)
 
 
 def start(np, checks, **options):
@@ -40,19 +50,31 @@ def start(np, checks, **options):
 
 
 @pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Where three ranks leave checkpoints for two."""
+    return {"GRADCOMP_TEST_CHECKPOINTS": str(tmp_path_factory.mktemp("checkpoints"))}
+
+
+@pytest.fixture(scope="module")
 def two_ranks():
     return start(2, TWO_RANKS)
 
 
 @pytest.fixture(scope="module")
-def three_ranks():
-    return start(3, ("training_briefly", "bad_step_briefly", "process_set"))
+def laws(checkpoints, three_ranks):
+    return start(2, LAWS, env=checkpoints)
+
+
+@pytest.fixture(scope="module")
+def three_ranks(checkpoints):
+    checks = ("training_briefly", "bad_step_briefly", "process_set", "save_for_others")
+    return start(3, checks, env=checkpoints)
 
 
 @pytest.fixture(scope="module")
 def two_ranks_over_mpi():
     env = {"TF_USE_LEGACY_KERAS": "1"}
-    checks = ("training_briefly", "bad_step_briefly", "legacy_keras")
+    checks = ("training_briefly", "bad_step_briefly", "legacy_keras", "legacy_keras_mixed")
     return start(2, checks, controller="mpi", env=env)
 
 
@@ -212,7 +234,7 @@ def test_stats(two_ranks):
 
 def test_every_variable_is_traced_once(two_ranks):
     found = equal_on_all_ranks(two_ranks["traces"])
-    assert found == {"compress": 3, "variables": 4}
+    assert found == {"compress": 3, "variables": 6}
 
 
 def test_functions_that_run_eagerly(two_ranks):
@@ -228,7 +250,6 @@ def test_functions_that_run_eagerly(two_ranks):
         ("Max", ["ExchangeError", "got op=hvd.Max"]),
         ("XLA", ["GradCompError", "jit_compile=False"]),
         ("Max unnoticed", ["InvalidArgumentError", "a linear reduction over ranks [0, 1]"]),
-        ("other settings", ["InvalidArgumentError", "give every rank the same compression"]),
         ("elastic", ["GradCompError", "got elastic training"]),
         ("no variables", ["BindingError", "expected variables"]),
         ("no settings", ["SettingsError", "Compression.topk(...)"]),
@@ -239,6 +260,113 @@ def test_refusals(two_ranks, what, parts):
     for rank in results(two_ranks["refusals"]):
         for part in parts:
             assert part in rank[what]
+
+
+def test_schedules(laws):
+    found = equal_on_all_ranks(laws["schedules"])
+    changes = {"ramp": [3, 6], "sums": [3], "ranks": [3, 6], "rounds": [2]}
+    turns = {"ramp": [2, 3, 3], "sums": [3, 5], "ranks": [2, 3, 3], "rounds": [2, 6]}
+    for name, run in found.items():
+        assert run["changes"] == changes[name], name
+        assert run["turns"] == sorted(2 * turns[name]), name
+        # Horovod adds float16 payloads in float16.
+        assert max(run["imbalance"]) < (1e-3 if name == "sums" else ROUNDING), name
+        assert run["resumed"], name
+    # Three phases: of 960 values each, twice; then the bias and the flag.
+    ramp = [2 * (6 * k + 4 + 4 + 12) + 164 for k in (480, 152, 48)]
+    assert sorted(set(found["ramp"]["sent"]), reverse=True)[0] == found["ramp"]["sent"][0]
+    assert found["ramp"]["sent"][-1] == ramp[-1]
+
+
+def test_all_steps_count_for_a_schedule_and_good_ones_for_a_codec(laws):
+    found = equal_on_all_ranks(laws["bad_step_in_a_schedule"])
+    assert found["kept"]
+    # Of six steps the second is bad; the codec changes at the third and the fifth.
+    assert found["sent"][0] == found["sent"][1] > found["sent"][2] == found["sent"][3]
+    assert found["turns"] == [1, 2, 2] * 2
+
+
+def test_an_overflow_of_the_result_is_a_bad_step(laws):
+    for run, result in equal_on_all_ranks(laws["overflow"]).items():
+        assert result["finite"] == [i != result["where"] for i in range(3)], run
+        assert result["state kept"], run
+        assert result["counted"] == 1, run
+        assert result["then"], run
+        assert result["moved"], run
+
+
+def test_memories_are_held_without_the_loss_scale(laws):
+    found = equal_on_all_ranks(laws["loss_scale"])
+    text, plus, read = found.pop("refused")
+    assert text.startswith("SettingsError: got loss_scale='auto'")
+    assert "before '+'" in plus
+    assert "expected a scalar variable" in read
+    for run, result in found.items():
+        assert all(result["as without a scale"]), run
+        assert result["state"], run
+        assert max(result["imbalance"]) < ROUNDING, run
+
+
+def test_a_bad_step_on_one_rank_under_a_loss_scale_optimizer(laws):
+    found = equal_on_all_ranks(laws["loss_scale_optimizer"])
+    assert "optimizer.build" in found["unbuilt"]
+    assert found["scales"] == [256.0, 256.0, 128.0, 128.0]
+    assert found["kept"] == [False, False, True, False]
+
+
+def test_laws_of_memories(laws):
+    found = equal_on_all_ranks(laws["memories"])
+    assert len(found) == 4
+    for memory, result in found.items():
+        assert result["spoilt"] == [False, True, False], memory
+        assert result["kept"], memory
+        assert result["resumed"], memory
+        assert max(result["books"]) < ROUNDING, memory
+
+
+@pytest.mark.parametrize(
+    ("what", "parts"),
+    [
+        ("codec", ["codec: linear:bits=4", "on rank 0, linear:bits=5"]),
+        ("kind", ["codec: topk", "memory: residual"]),
+        ("memory", ["memory: none on rank 0, residual:decay=1.0 on rank 1"]),
+        ("size", ["min_numel: 1000000 on rank 0, 64 on rank 1"]),
+        ("none", ["codec: none on rank 0, topk"]),
+        ("steps", ["steps so far: 0 on rank 0, 7 on rank 1"]),
+    ],
+)
+def test_ranks_that_are_set_differently_say_so(laws, what, parts):
+    for rank in results(laws["disagreement"]):
+        assert rank[what].startswith("InvalidArgumentError")
+        for part in ("SettingsError: got ", "expected the same on all ranks", *parts):
+            assert part in rank[what]
+
+
+def test_a_rank_that_traces_more_than_the_others_waits_for_nobody(laws):
+    equal_on_all_ranks([rank["afterwards"] for rank in results(laws["disagreement"])])
+
+
+def test_two_ranks_go_on_from_what_three_saved(laws, three_ranks):
+    assert max(equal_on_all_ranks(three_ranks["save_for_others"])) < ROUNDING
+    found = equal_on_all_ranks(laws["go_on_from_three"])
+    assert max(found["before"]) < ROUNDING
+    assert max(found["after"]) < ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("what", "part"),
+    [
+        ("unbound", "compression.bind(model.trainable_variables)"),
+        ("unresized", "resize_state"),
+        ("missing", "checkpoints of ranks [0, 1], expected one of each of 3"),
+        ("steps", "saved at different steps"),
+        ("settings", "settings differs"),
+    ],
+)
+def test_checkpoints_that_do_not_fit(laws, what, part):
+    for rank in results(laws["go_on_from_three"]):
+        assert rank["refused"][what].startswith("StateError"), rank["refused"][what]
+        assert part in rank["refused"][what]
 
 
 def test_process_set(three_ranks):
@@ -254,6 +382,18 @@ def test_fit_of_tf_keras(two_ranks_over_mpi):
     assert found["before"] != found["after"]
     assert found["steps"] == 16
     assert found["ratio"] < 0.1
+
+
+def test_fit_of_tf_keras_with_a_loss_scale(two_ranks_over_mpi):
+    reports = results(two_ranks_over_mpi["legacy_keras_mixed"])
+    held = [rank.pop("held") for rank in reports]
+    found = equal_on_all_ranks(reports)
+    assert found["scale"] == 32.0
+    assert found["finite"]
+    assert found["steps"] == [8, 1]
+    assert 0 < max(held) < 1  # of scaled gradients it would be 32 times as much
+    (text,) = found["warnings"]
+    assert "start_after" in text
 
 
 def test_one_process_changes_nothing(one_rank):

@@ -13,7 +13,11 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from tests.distributed.launch import report
-from tests.distributed.workers import tensorflow_edges, tensorflow_training  # noqa: F401
+from tests.distributed.workers import (  # noqa: F401
+    tensorflow_edges,
+    tensorflow_laws,
+    tensorflow_training,
+)
 from tests.distributed.workers.tensorflow_trainer import CHECKS, SETS
 
 if __name__ == "__main__":

@@ -61,8 +61,9 @@ def draw(rank, step, shapes=SHAPES):
 class Trainer:
     """Reduces drawn gradients through a tape and keeps the books."""
 
-    def __init__(self, compression, *, graph=True, rate=0.0, weights=None, **tape):
+    def __init__(self, compression, *, graph=True, rate=0.0, weights=None, scale=None, **tape):
         self.compression, self.rate, self.tape = compression, rate, tape
+        self.scale = tf.Variable(1.0) if scale is None else scale
         self.weights = weights or new_weights()
         self.applied = [np.zeros(w.shape) for w in self.weights]
         self.true = [np.zeros(w.shape) for w in self.weights]
@@ -77,7 +78,7 @@ class Trainer:
                 for i, (w, g) in enumerate(zip(weights, grads))
                 if i not in leave_out
             ]
-            loss = tf.add_n([tf.cast(term, tf.float32) for term in terms])
+            loss = tf.add_n([tf.cast(term, tf.float32) for term in terms]) * self.scale
         tape = hvd.DistributedGradientTape(tape, compression=self.compression, **self.tape)
         return tape.gradient(loss, weights, use_generic_names=True)
 
@@ -90,7 +91,7 @@ class Trainer:
             if grad is None:
                 continue
             self.true[i] += np.mean([np.float64(g[i]) for g in by_rank], axis=0)
-            self.applied[i] += np.float64(tf.cast(grad, tf.float64).numpy())
+            self.applied[i] += tf.cast(grad, tf.float64).numpy() / self.scale.numpy()
             if self.rate:
                 self.weights[i].assign_sub(self.rate * grad)
         return reduced
@@ -98,11 +99,11 @@ class Trainer:
     def run(self, steps):
         return [self.step() for _ in range(steps)]
 
-    def imbalance(self):
+    def imbalance(self, slot="residual"):
         """Law 1, for each variable: applied + mean residual - true, relative to the true sum."""
         out = []
         for i, (applied, true) in enumerate(zip(self.applied, self.true)):
-            held = residual(self.compression, i)
+            held = residual(self.compression, i, slot)
             if held is not None:
                 held = hvd.allreduce(held, op=hvd.Average, name=f"held.{i}").numpy()
                 applied = applied + np.float64(held.reshape(true.shape))
@@ -110,11 +111,16 @@ class Trainer:
         return out
 
 
-def residual(compression, i):
+def residual(compression, i, slot="residual"):
     for variable in getattr(compression, "variables", ()):
-        if variable.name.split(":")[0] == f"dense_{i + hvd.rank()}/{NAMES[i]}/residual":
+        if variable.name.split(":")[0] == f"dense_{i + hvd.rank()}/{NAMES[i]}/{slot}":
             return variable.read_value()
     return None
+
+
+def state(compression):
+    """What a bad step must leave as it was: all but the count of steps, which are all counted."""
+    return [v for v in compression.variables if not v.name.endswith("/step:0")]
 
 
 def digest(tensors):

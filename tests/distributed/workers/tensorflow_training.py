@@ -18,6 +18,7 @@ from tests.distributed.workers.tensorflow_trainer import (
     make,
     mode,
     spoil,
+    state,
 )
 
 
@@ -178,12 +179,15 @@ def spoilt_runs(*runs):
             without = Trainer(make(codec))
             without.run(2)
             without.steps = 3
+            for variable in without.compression.variables:
+                if variable.name.endswith("/step:0"):
+                    variable.assign_add(1)
             straight[codec] = digest(flat(without.run(2)))
         trainer = Trainer(make(codec), **options)
         trainer.run(2)
-        before = digest(trainer.compression.variables)
+        before = digest(state(trainer.compression))
         grads = trainer.step(spoil(where, value))
-        after = digest(trainer.compression.variables)
+        after = digest(state(trainer.compression))
         out[name] = {
             "where": where,
             "finite": [bool(np.isfinite(g).all()) for g in grads],
