@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, Callable, ClassVar, NamedTuple
 
 from .codec import (
     Codec,
@@ -134,8 +134,18 @@ class Memory(ABC):
                 )
             )
 
-    def refreshes(self, step: int) -> bool:
-        """Return whether all is sent anew in a step, in float16, as if nothing were remembered."""
+    @property
+    def may_refresh(self) -> bool:
+        """Whether there are steps that :meth:`refreshes`."""
+        return False
+
+    def refreshes(self, step: Any, all_of: Callable[..., Any] = all) -> Any:
+        """Return whether all is sent anew in a step, in float16, as if nothing were remembered.
+
+        Args:
+            step: A whole number, or a scalar tensor.
+            all_of: For tensors, a function that tells whether a list of conditions holds.
+        """
         return False
 
     @property
@@ -356,8 +366,12 @@ class Differential(EF21):
         check_fraction("differential", "alpha", self.alpha)
         check_count("differential", "refresh_every", self.refresh_every, minimum=0)
 
-    def refreshes(self, step: int) -> bool:
-        return self.refresh_every > 0 and step % self.refresh_every == 0 and step > 0
+    @property
+    def may_refresh(self) -> bool:
+        return self.refresh_every > 0
+
+    def refreshes(self, step: Any, all_of: Callable[..., Any] = all) -> Any:
+        return self.may_refresh and all_of([step % self.refresh_every == 0, step > 0])
 
     def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
         if self.alpha == 1 or done.refreshed:

@@ -88,6 +88,14 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     do="make compressors with Compression.topk(...), Compression.from_string(...)",
                 )
             )
+        if settings.options.exchange == "two_phase":
+            raise SettingsError(
+                explain(
+                    got="exchange='two_phase'",
+                    expected="'auto' or 'allgather'",
+                    why="only the torch front end has it so far",
+                )
+            )
         super().__init__(name="compressor")
         self._settings = settings
         self._units: dict[str, Unit] = {}

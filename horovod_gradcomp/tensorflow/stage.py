@@ -35,7 +35,7 @@ class Candidates:
     def put(self, values: Sequence[Tensor]) -> None:
         """Take one tensor for each variable."""
         for held, value in zip(self._held, values):
-            held.assign(value)
+            held.assign(tf.cast(value, held.dtype))
 
     def keep(self) -> None:
         """Let them take the variables' places."""

@@ -120,7 +120,7 @@ def resize_state(checkpoint: Any, paths: Sequence[str], compression: Compressor)
     if faults:
         raise StateError("these checkpoints are not those of one run: " + "; ".join(faults))
     for variable, total in zip(memories, sums):
-        variable.assign(tf.cast(total / len(paths), tf.float32))
+        variable.assign(tf.cast(total / len(paths), variable.dtype))
 
 
 def _counts(variable: Any) -> bool:

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from ..codecs.fp16 import FP16
 from ..core import exchange, random
+from ..core.clip import clipped
 from ..core.codec import Call, Combine, is_one
 from ..core.errors import explain
 from ..core.exchange import Carrier
@@ -69,15 +71,19 @@ class Unit(tf.Module):  # type: ignore[misc]
         self._own = not settings.by_horovod or len(phases) > 1
         label = variable.name.split(":")[0]
         start = random.fold(settings.options.seed, name, 0)
+        codecs = [phase.codec for phase in phases]
+        self._refreshing = len(codecs) if settings.memory.may_refresh else None
+        if settings.memory.may_refresh:
+            codecs.append(FP16())
         with tf.device(variable.device):
             for slot in settings.memory.slots:
-                zeros = tf.zeros([self.numel], tf.float32)
+                zeros = tf.zeros([self.numel], tf.as_dtype(settings.options.state_dtype))
                 setattr(self, slot, tf.Variable(zeros, trainable=False, name=f"{label}/{slot}"))
             self.candidates = Candidates([getattr(self, s) for s in settings.memory.slots])
             shape = tuple(variable.shape.as_list())
             self.stages = [
-                Stage(phase.codec, number, shape, start, label, own=self._own)
-                for number, phase in enumerate(phases)
+                Stage(codec, number, shape, start, label, own=self._own)
+                for number, codec in enumerate(codecs)
             ]
         with tf.device("CPU:0"):
             self.step = tf.Variable(0, trainable=False, dtype=tf.int64, name=f"{label}/step")
@@ -100,11 +106,11 @@ class Unit(tf.Module):  # type: ignore[misc]
             call: That brought it.
             counter: A variable that counts bytes, where their number changes from step to step.
         """
-        memory, lift = self._settings.memory, step.lift()
-        gain = 1.0 / lift
-        state = tuple(variable.read_value() for variable in self.memory_slots)
+        memory, lift, options = self._settings.memory, step.lift(), self._settings.options
+        state = self._state()
         # The gradient's own shape may be unknown, the variable's is not.
         grad = tf.reshape(tensor, [self.numel])
+        grad, gain = clipped(xp, grad, 1.0 / lift, options, len(_ranks(call)))
         note = memory.note(xp, grad, state, gain, None) if memory.notes else None
         x = memory.compensate(xp, grad, state, None, gain=gain, note=note)
         sent = Sent(x, tensor.dtype, state, note, step.agreed(call.grads), lift, call, counter)
@@ -145,8 +151,24 @@ class Unit(tf.Module):  # type: ignore[misc]
     def _phase(self) -> Tensor:
         """Return the number of the stage that the present step is in."""
         firsts = tf.constant([phase.first for phase in self._settings.phases[1:]], tf.int64)
-        begun = tf.cast(firsts <= self.step.read_value(), tf.int32)
-        return tf.reduce_sum(begun)
+        begun = tf.reduce_sum(tf.cast(firsts <= self.step.read_value(), tf.int32))
+        if self._refreshing is None:
+            return begun
+        return tf.where(self._refreshes(), self._refreshing, begun)
+
+    def _refreshes(self) -> Tensor:
+        return self._settings.memory.refreshes(self.step.read_value(), all_of=tf.reduce_all)
+
+    def _state(self) -> tuple[Tensor, ...]:
+        """Return what is remembered, as float32; zero where all is sent anew."""
+
+        def read() -> list[Tensor]:
+            return [tf.cast(variable.read_value(), tf.float32) for variable in self.memory_slots]
+
+        if self._refreshing is None:
+            return tuple(read())
+        zeros = [tf.zeros([self.numel], tf.float32)] * len(self.memory_slots)
+        return tuple(tf.cond(self._refreshes(), lambda: zeros, read))
 
     def _exchange(self, stage: Stage, sent: Sent) -> exchange.Exchange:
         ranks = _ranks(sent.call)
@@ -224,7 +246,8 @@ class Unit(tf.Module):  # type: ignore[misc]
             factor = reply.scale * float(len(_ranks(sent.call)))
             mean = total / factor
             total = memory.reduced(xp, mean, sent.state) * _product(factor, sent.lift)
-        done = Done(outcome.error, sent.note, outcome.kept, mean)
+        refreshed = stage.number == self._refreshing
+        done = Done(outcome.error, sent.note, outcome.kept, mean, refreshed)
         self.candidates.put(memory.update(xp, sent.state, done))
         stage.candidates.put(outcome.shared)
         return total

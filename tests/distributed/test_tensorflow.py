@@ -39,6 +39,7 @@ LAWS = (
     "loss_scale",
     "loss_scale_optimizer",
     "memories",
+    "options_of_memories",
     "disagreement",
     "go_on_from_three",
 )
@@ -312,6 +313,17 @@ def test_a_bad_step_on_one_rank_under_a_loss_scale_optimizer(laws):
     assert "optimizer.build" in found["unbuilt"]
     assert found["scales"] == [256.0, 256.0, 128.0, 128.0]
     assert found["kept"] == [False, False, True, False]
+
+
+def test_options_of_memories(laws):
+    found = equal_on_all_ranks(laws["options_of_memories"])
+    assert found["narrow"]["dtype"] == ["bfloat16"] * 2
+    assert ROUNDING < max(found["narrow"]["imbalance"]) < 1e-2
+    assert max(found["clipped"]) < ROUNDING
+    sent = found["sent"]
+    assert sent[0] == sent[1] == sent[2] == sent[4] < sent[3] / 2
+    assert found["off"] < 1e-3 < found["worse"]
+    assert found["refused"].startswith("SettingsError: got exchange='two_phase'")
 
 
 def test_laws_of_memories(laws):

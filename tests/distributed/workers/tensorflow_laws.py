@@ -249,6 +249,45 @@ def memories():
     return out
 
 
+class Clipped(Trainer):
+    """Keeps the books of gradients that each rank clips."""
+
+    def step(self, *args, **options):
+        for rank in range(hvd.size()):
+            for true, grad in zip(self.true[::2], draw(rank, self.steps)[::2]):
+                true += (np.clip(grad, -0.5, 0.5) - np.float64(grad)) / hvd.size()
+        return super().step(*args, **options)
+
+
+@check
+def options_of_memories():
+    """Clipping comes before the memory, which may be narrow; references are sent anew."""
+    narrow = Trainer(make("topk", state_dtype="bfloat16"), rate=0.01)
+    narrow.run(4)
+    clipped = Clipped(make("topk", clip_value=0.5))
+    clipped.run(4)
+    fresh = Trainer(make("linear:bits=4", memory="differential:refresh_every=3"))
+    sent, off = [], []
+    for step in range(5):
+        before = wire_bytes(fresh)
+        fresh.step()
+        sent.append(wire_bytes(fresh) - before)
+        own, true = residual(fresh.compression, 0, "own"), draw(hvd.rank(), step)[0].ravel()
+        off.append(float(np.abs(own - true).max() / np.abs(true).max()))
+    return {
+        "narrow": {
+            "dtype": [v.dtype.name for v in narrow.compression.variables if "residual" in v.name],
+            "imbalance": narrow.imbalance(),
+            "weights": digest(narrow.weights),
+        },
+        "clipped": clipped.imbalance(),
+        "sent": sent,
+        "off": max(hvd.allgather_object(off[3])),
+        "worse": min(hvd.allgather_object(off[2])),
+        "refused": message(lambda: make("linear", exchange="two_phase")),
+    }
+
+
 class Momentum(Trainer):
     """Keeps the books of momentum: what is owed is the gathered momentum, not the gradient."""
 

@@ -105,6 +105,7 @@ class Trainer:
         for i, (applied, true) in enumerate(zip(self.applied, self.true)):
             held = residual(self.compression, i, slot)
             if held is not None:
+                held = tf.cast(held, tf.float32)
                 held = hvd.allreduce(held, op=hvd.Average, name=f"held.{i}").numpy()
                 applied = applied + np.float64(held.reshape(true.shape))
             out.append(float(np.abs(applied - true).max() / np.abs(true).max()))
