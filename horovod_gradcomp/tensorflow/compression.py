@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, cast
 
 import horovod.tensorflow as hvd
@@ -39,7 +39,7 @@ class _Book:
     """What is no state: kept from ``tf.Module``, which looks into every container it is given."""
 
     def __init__(self) -> None:
-        self.names: dict[int, tuple[Any, str]] = {}
+        self.names: dict[int, tuple[Any, str, str]] = {}
         self.met = 0
         self.steps = Steps()
         self.warned = False
@@ -102,7 +102,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         call = calls.find(tensor)
         if call is None:
             return self._dense(tensor)
-        self._register(call.variables)
+        self._register(call.variables, call.names)
         step = self._book.steps.find(call)
         variable = call.variables[step.place(call)]
         if not isinstance(variable, tf.Variable):
@@ -166,24 +166,25 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         Returns:
             This object.
         """
-        found = [v if isinstance(v, tf.Variable) else getattr(v, "value", v) for v in variables]
+        given = list(variables)
+        found = [v if isinstance(v, tf.Variable) else getattr(v, "value", v) for v in given]
         for variable in found:
             if not isinstance(variable, tf.Variable):
                 raise refusals.unbuilt(variable)
-        self._register(found)
+        self._register(found, [getattr(v, "path", v.name) for v in given])
         for variable in found:
             if self._chosen(variable) is not None:
                 self._unit(variable)
         return self
 
-    def _register(self, variables: Iterable[Any]) -> None:
+    def _register(self, variables: Sequence[Any], labels: Sequence[str] = ()) -> None:
         names = self._book.names
-        for variable in variables:
+        for variable, label in zip(variables, labels or [getattr(v, "name", "") for v in variables]):
             known = names.get(id(variable))
             if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
-                name = f"{self._book.met}.{_last_part(variable.name)}"
+                name = f"{self._book.met}.{last_part(variable.name)}"
                 self._book.met += 1
-                names[id(variable)] = weakref.ref(variable), name
+                names[id(variable)] = weakref.ref(variable), name, label.split(":")[0]
 
     def _unit(self, variable: Any) -> Unit:
         name = self._book.names[id(variable)][1]
@@ -198,14 +199,15 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         return self._units[name]
 
     def _label(self, variable: Any) -> str:
-        ordinal = self._book.names[id(variable)][1].split(".")[0]
-        return f"{ordinal}.{variable.name.split(':')[0]}"
+        _, name, label = self._book.names[id(variable)]
+        return f"{name.split('.')[0]}.{label}"
 
     def _chosen(self, variable: Any) -> Settings | None:
         shape = variable.shape
         if not shape.is_fully_defined():
             return None
-        return policy.choose(self._settings, variable.name.split(":")[0], tuple(shape.as_list()))
+        label = self._book.names[id(variable)][2]
+        return policy.choose(self._settings, label, tuple(shape.as_list()))
 
     def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Send a tensor of unknown origin as it is, which is always right."""
@@ -259,7 +261,7 @@ def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:
     return tensor, None
 
 
-def _last_part(name: str) -> str:
+def last_part(name: str) -> str:
     """Return the part of a variable's name that Keras does not number."""
     part = re.sub(r"_\d+$", "", name.split(":")[0].split("/")[-1])
     return re.sub(r"[^A-Za-z0-9_-]", "_", part)
