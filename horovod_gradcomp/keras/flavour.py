@@ -6,15 +6,17 @@ It is ``tf_keras`` where ``TF_USE_LEGACY_KERAS`` is set, as for ``tf.keras``, el
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
 from ..core.errors import GradCompError, explain
 
+__all__ = ["BACKEND", "LEGACY", "hvd", "keras", "made_by", "runtime"]
+
 LEGACY = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 """Whether ``tf_keras`` is in use."""
 
-keras: Any
 if LEGACY:
     import tf_keras as keras
 else:
@@ -33,13 +35,10 @@ if BACKEND not in ("tensorflow", "torch"):
         )
     )
 
-runtime: Any
-if BACKEND == "tensorflow":
-    from . import on_tensorflow as runtime
-else:
-    from . import on_torch as runtime
+runtime: Any = importlib.import_module(f".on_{BACKEND}", __package__)
+"""What differs between the backends."""
 
-hvd = runtime.hvd
+hvd: Any = runtime.hvd
 """``horovod.tensorflow`` or ``horovod.torch``."""
 
 

@@ -8,11 +8,20 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from ..tensorflow.compression import Compression
+from ..tensorflow.compression import Compression, Compressor
 from ..tensorflow.reduction import Reduction
 from ..tensorflow.steps import outside
 
-__all__ = ["Compression", "Passes", "Reduction", "as_written", "average", "broadcast", "hvd"]
+__all__ = [
+    "Compression",
+    "Compressor",
+    "Passes",
+    "Reduction",
+    "as_written",
+    "average",
+    "broadcast",
+    "hvd",
+]
 
 as_written = tf.autograph.experimental.do_not_convert
 """Keeps a function as it is where TensorFlow would rewrite it."""

@@ -53,7 +53,9 @@ class Distribution:
 
     def reduce(self, optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Return the reduced gradients of variables of Keras."""
-        states = [i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)]
+        states = [
+            i for i, v in enumerate(variables) if getattr(v, "overwrite_with_gradient", False)
+        ]
         found: list[Any] = self.reduction(
             list(grads),
             [_native(v) for v in variables],
@@ -179,12 +181,13 @@ def _check(optimizer: Any, op: Any, factor: float, passes: int) -> None:
 def _distribute(optimizer: Any, distribution: Distribution) -> None:
     # Not by the optimizer's own __setattr__, which tracks what it is given.
     object.__setattr__(optimizer, "_gradcomp", distribution)
-    if not hasattr(type(optimizer), "_gradcomp_plain"):
-        object.__setattr__(optimizer, "__class__", _distributed(type(optimizer)))
+    kind: Any = type(optimizer)
+    if not hasattr(kind, "_gradcomp_plain"):
+        object.__setattr__(optimizer, "__class__", _distributed(kind))
 
 
 @functools.cache
-def _distributed(plain: type[Any]) -> type[Any]:
+def _distributed(plain: Any) -> type[Any]:
     """Return a class that reduces, and that passes for the plain one in all other respects."""
     hooks = _hooks(plain) if hasattr(plain, "apply") else _legacy_hooks(plain)
     hooks["_gradcomp_plain"] = plain
@@ -195,7 +198,7 @@ def _distributed(plain: type[Any]) -> type[Any]:
 
 
 def _hooks(plain: Any) -> dict[str, Any]:
-    @runtime.as_written
+    @runtime.as_written  # type: ignore[untyped-decorator]
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         distribution, grads = self._gradcomp, list(grads)
         if distribution.busy or not grads or (trainable_variables is None and not self.built):
@@ -216,7 +219,7 @@ def _hooks(plain: Any) -> dict[str, Any]:
 
 
 def _legacy_hooks(plain: Any) -> dict[str, Any]:
-    @runtime.as_written
+    @runtime.as_written  # type: ignore[untyped-decorator]
     def aggregate_gradients(self: Any, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         grads, variables = zip(*grads_and_vars)
         return list(zip(self._gradcomp.reduce(self, grads, variables), variables))

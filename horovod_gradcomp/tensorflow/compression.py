@@ -179,7 +179,9 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
     def _register(self, variables: Sequence[Any], labels: Sequence[str] = ()) -> None:
         names = self._book.names
-        for variable, label in zip(variables, labels or [getattr(v, "name", "") for v in variables]):
+        for variable, label in zip(
+            variables, labels or [getattr(v, "name", "") for v in variables]
+        ):
             known = names.get(id(variable))
             if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
                 name = f"{self._book.met}.{last_part(variable.name)}"

@@ -16,7 +16,6 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from ..core.errors import SettingsError, explain
 from . import calls, refusals
 from .compression import Compression, Compressor, last_part
 from .steps import outside
@@ -53,7 +52,7 @@ class Reduction:
         gradient_predivide_factor: float = 1.0,
         sparse_as_dense: bool = False,
     ) -> None:
-        self.compression = _compressor(compression)
+        self.compression = Compression.resolve(compression, hvd.Compression.none)
         self.process_set = process_set
         self._name, self._op = name, op
         self._predivide = gradient_predivide_factor if op == hvd.Average else 1.0
@@ -132,7 +131,7 @@ class Reduction:
         scaled = scale is not None and isinstance(self.compression, Compressor)
         scaled = scaled and not self.compression._settings.identity
         own = [g if i in states or not scaled else _divided(g, scale) for i, g in enumerate(grads)]
-        reduced = []
+        reduced: list[Any] = []
         for i, grad in enumerate(own):
             name = f"{wire}.{i}"
             if grad is None:
@@ -186,24 +185,6 @@ class Reduction:
             self._wire = f"{self._name}.{_met[kind]}"
             _met[kind] += 1
         return f"gradcomp.{self._wire}.{digest}"
-
-
-def _compressor(compression: Any) -> Any:
-    if isinstance(compression, str):
-        return Compression.from_string(compression)
-    if compression is None or compression is hvd.Compression.none:
-        return Compression.none()
-    if callable(getattr(compression, "_instance", None)):  # Compression.topk, uncalled
-        return compression._instance()
-    if not callable(getattr(compression, "compress", None)):
-        raise SettingsError(
-            explain(
-                got=f"compression={compression!r}",
-                expected="Compression.topk(...) or another one, its string form, or one of "
-                "hvd.Compression",
-            )
-        )
-    return compression
 
 
 def _counter() -> Any:
