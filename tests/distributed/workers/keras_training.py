@@ -1,0 +1,260 @@
+"""Training on any Keras and backend: two ranks against one process with the doubled batch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+
+import numpy as np
+
+import horovod_gradcomp.keras as hvd
+from horovod_gradcomp.keras.flavour import BACKEND, LEGACY, keras
+from horovod_gradcomp.keras.optimizer import distribution_of
+from tests.distributed.workers.keras_trainer import (
+    STEPS,
+    check,
+    compiled,
+    data,
+    difference,
+    distributed,
+    fit,
+    mine,
+    new_model,
+    sgd,
+    topk,
+    weights,
+)
+
+
+def scheduled():
+    rate = keras.optimizers.schedules.ExponentialDecay(0.01, 4, 0.9)
+    return keras.optimizers.AdamW(rate, weight_decay=0.01, use_ema=True, ema_momentum=0.9)
+
+
+OPTIMIZERS = {
+    "sgd": sgd,
+    "momentum, clipped": lambda: sgd(momentum=0.9, global_clipnorm=0.5),
+    "adamw, schedule, average": scheduled,
+}
+if not LEGACY:
+    OPTIMIZERS["accumulation"] = lambda: sgd(gradient_accumulation_steps=2)
+    OPTIMIZERS["static scale"] = lambda: sgd(loss_scale_factor=8.0)
+
+
+@check
+def one_process():
+    """The same as a plain optimizer with all examples of each step, to rounding."""
+    out = {}
+    for name, make in OPTIMIZERS.items():
+        alone = compiled(make())
+        fit(alone, data(), ranks=1)
+        together = compiled(distributed(make()))
+        fit(together)
+        out[name] = {
+            "weights": weights(together),
+            "difference": difference(alone, together),
+            "moved": difference(new_model(), together),
+            "reductions": distribution_of(together.optimizer).reduction.count,
+            "steps": 2 * STEPS,
+        }
+    return out
+
+
+def accuracy(model):
+    x, y = data()
+    return float((np.argmax(model.predict(x, verbose=0), axis=1) == y).mean())
+
+
+@check
+def compressed():
+    """What is sent shrinks; ranks stay equal; accuracy is that of one process, uncompressed."""
+    alone = compiled(sgd())
+    fit(alone, data(), ranks=1, epochs=6)
+    out = {"alone": accuracy(alone)}
+    for name, compression in (
+        ("none", None),
+        ("topk", topk()),
+        ("string", "linear:bits=8,min_numel=64"),
+        ("uncalled", hvd.Compression.fp16),
+    ):
+        model = compiled(distributed(compression=compression))
+        fit(model, epochs=6)
+        out[name] = {
+            "weights": weights(model),
+            "accuracy": accuracy(model),
+            "ratio": distribution_of(model.optimizer).reduction.compression.stats()["ratio"],
+        }
+    return out
+
+
+@check
+def options():
+    """Sum, predivide and a process set change nothing but the factor."""
+    alone = compiled(keras.optimizers.SGD(0.1))
+    fit(alone, data(), ranks=1)
+    out = {}
+    for name, rate, extra in (
+        ("sum", 0.05, {"op": hvd.Sum}),
+        ("sum, compressed", 0.05, {"op": hvd.Sum, "compression": "fp16"}),
+        ("predivide", 0.1, {"gradient_predivide_factor": 2.0, "name": "other"}),
+        ("process set", 0.1, {"process_set": hvd.global_process_set, "compression": "none"}),
+    ):
+        model = compiled(distributed(keras.optimizers.SGD(rate), **extra))
+        fit(model)
+        out[name] = {"weights": weights(model), "difference": difference(alone, model)}
+    return out
+
+
+@check
+def passes():
+    """Gradients added up over two passes are those of both passes' examples."""
+    alone = compiled(sgd(momentum=0.9))
+    fit(alone, data(), ranks=0.5)
+    out = {}
+    for name, compression, average, rate in (
+        ("averaged", None, True, 0.05),
+        ("summed", None, False, 0.025),
+        ("compressed", topk(), True, 0.05),
+    ):
+        optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+        options = {"backward_passes_per_step": 2, "average_aggregated_gradients": average}
+        model = compiled(distributed(optimizer, compression=compression, **options))
+        fit(model)
+        out[name] = {
+            "weights": weights(model),
+            "difference": difference(alone, model),
+            "reductions": distribution_of(model.optimizer).reduction.count,
+            "updates": int(model.optimizer.iterations),
+        }
+    return out
+
+
+# Files --------------------------------------------------------------------------------------------
+@check
+def saving():
+    """A file is that of the plain optimizer, and a loaded model goes on as the saved one."""
+    out = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for suffix in ("keras", "h5"):
+            path = os.path.join(folder, f"model.{suffix}")
+            model = compiled(distributed(sgd(momentum=0.9)))
+            fit(model, epochs=1)
+            model.save(path)
+            plain = keras.models.load_model(path)
+            again = hvd.load_model(path, compression="none")
+            out[suffix] = {
+                "class": type(plain.optimizer).__module__,
+                "distributed": [distribution_of(m.optimizer) is not None for m in (plain, again)],
+                "iterations": [int(m.optimizer.iterations) for m in (plain, again)],
+                "config": plain.optimizer.get_config() == model.optimizer.get_config(),
+            }
+            fit(model, epochs=1)
+            fit(again, epochs=1)
+            out[suffix]["difference"] = difference(model, again)
+            out[suffix]["weights"] = weights(again)
+    return out
+
+
+# Callbacks ----------------------------------------------------------------------------------------
+class Spy(keras.callbacks.Callback):
+    def __init__(self, look):
+        super().__init__()
+        self.look, self.seen = look, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(self.look(self.model))
+
+
+@check
+def broadcasting():
+    """Every rank begins with other weights and another state, and trains as rank 1 began."""
+    expected = compiled(sgd(momentum=0.9), new_model(1))
+    fit(expected, data(), ranks=1)
+    fit(expected, data(), ranks=1)
+    start = new_model(hvd.rank())
+    model = compiled(distributed(sgd(momentum=0.9)), start)
+    if hvd.rank() == 1:
+        # As if it alone had loaded a checkpoint: its optimizer is built, with a state of its own.
+        alone = compiled(sgd(momentum=0.9), new_model(1))
+        fit(alone, data(), ranks=1)
+        model.set_weights(alone.get_weights())
+        model.optimizer.build(model.trainable_variables)
+        for own, theirs in zip(variables(model.optimizer), variables(alone.optimizer)):
+            own.assign(theirs)
+    fit(model, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+    return {
+        "weights": weights(model),
+        "difference": difference(expected, model),
+        "iterations": int(model.optimizer.iterations),
+    }
+
+
+def variables(optimizer):
+    return optimizer.variables() if callable(optimizer.variables) else optimizer.variables
+
+
+@check
+def metrics():
+    model = compiled(distributed())
+    history = fit(model, epochs=1, validation_data=mine())
+    own = {name: values[0] for name, values in history.items()}
+    model = compiled(distributed())
+    average = hvd.callbacks.MetricAverageCallback()
+    history = fit(model, epochs=1, validation_data=mine(), callbacks=[average])
+    return {"own": own, "averaged": {name: values[0] for name, values in history.items()}}
+
+
+@check
+def rates():
+    """The learning rate after each batch, and momentum that follows it."""
+    out = {}
+    names = hvd.callbacks
+    for name, callback in (
+        ("warmup", names.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=0)),
+        ("steps", names.LearningRateScheduleCallback(0.4, lambda epoch: 1 / (1 + epoch))),
+        ("decay", names.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=2)),
+    ):
+        model = compiled(distributed(keras.optimizers.SGD(0.4)))
+        spy = Spy(lambda m: float(m.optimizer.learning_rate))
+        history = fit(model, epochs=3, callbacks=[callback, spy])
+        out[name] = {"seen": spy.seen, "logged": [float(rate) for rate in history["lr"]]}
+    # A drop of the rate by ten drops the momentum gathered before, too.
+    moved = {}
+    for corrected in (True, False):
+        drop = names.LearningRateScheduleCallback(
+            0.05, lambda epoch: 0.1**epoch, momentum_correction=corrected
+        )
+        model = compiled(distributed(sgd(momentum=0.9)))
+        fit(model, epochs=1, callbacks=[drop])
+        before = [np.array(w) for w in model.get_weights()]
+        x, y = mine()
+        options = {"epochs": 2, "initial_epoch": 1, "batch_size": len(x), "verbose": 0}
+        model.fit(x, y, callbacks=[drop], **options)
+        moved[str(corrected)] = max(
+            float(np.abs(a - b).max()) for a, b in zip(before, model.get_weights())
+        )
+    return {**out, "moved": moved}
+
+
+@check
+def warning():
+    """An epoch without a reduction is noticed, whatever optimizer it is; a good one is silent."""
+    out = {}
+    average = hvd.callbacks.MetricAverageCallback
+    for name, optimizer in (("plain", sgd()), ("distributed", distributed())):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(compiled(optimizer), epochs=1, callbacks=[average()])
+        out[name] = [str(w.message) for w in caught if "horovod_gradcomp" in str(w.message)]
+    if BACKEND == "tensorflow":
+        import horovod.tensorflow.keras as horovods
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = compiled(horovods.DistributedOptimizer(sgd(), compression=hvd.Compression.none))
+            callbacks = [average(), hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+            fit(model, epochs=1, callbacks=callbacks)
+        out["horovod's"] = [str(w.message) for w in caught if "horovod_gradcomp" in str(w.message)]
+        out["weights of horovod's"] = weights(model)
+    return out
