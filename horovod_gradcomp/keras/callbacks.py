@@ -65,15 +65,11 @@ def _reductions(model: Any) -> int | None:
     if distribution is not None:
         whole = not distribution.reduction.active
         return None if whole else int(distribution.reduction.count)
-    if type(model).train_step is not keras.Model.train_step and not _sequential(model):
+    if type(model).train_step is not keras.Model.train_step:
         return None  # it may reduce by a tape
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     # Horovod's own: it says that it was asked to.
     return None if getattr(optimizer, "_aggregated_gradients", False) else 0
-
-
-def _sequential(model: Any) -> bool:
-    return type(model) in (keras.Model, keras.Sequential)
 
 
 class BroadcastGlobalVariablesCallback(_Watching):

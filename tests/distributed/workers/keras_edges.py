@@ -22,7 +22,6 @@ from tests.distributed.workers.keras_trainer import (
     difference,
     distributed,
     fit,
-    memory,
     message,
     mine,
     new_model,
@@ -30,58 +29,10 @@ from tests.distributed.workers.keras_trainer import (
     topk,
     weights,
 )
-from tests.distributed.workers.keras_training import Spy
+from tests.distributed.workers.keras_training import half_precision_model, scaler
 
 
 # Mixed precision ----------------------------------------------------------------------------------
-def half_precision_model():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        return new_model()
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
-def scaler(optimizer, **options):
-    return keras.optimizers.LossScaleOptimizer(optimizer, **options)
-
-
-@check
-def overflow():
-    """Gradients overflow on one rank only, in the third step."""
-    x, y = mine()
-    if hvd.rank() == 1:
-        x = x.copy()
-        x[2 * BATCH // hvd.size()] = 1e7
-    out = {}
-    for name, make in (
-        ("added by compile", lambda **c: distributed(**c)),
-        ("around", lambda **c: scaler(distributed(**c))),
-        ("inside", lambda **c: distributed(scaler(sgd()), **c)),
-        ("uncompressed", lambda **c: distributed()),
-        ("in passes", lambda **c: distributed(backward_passes_per_step=2, **c)),
-    ):
-        compression = topk()
-        model = compiled(make(compression=compression), half_precision_model())
-
-        def look(model, compression=compression):
-            scale = float(model.optimizer.dynamic_scale)
-            return scale, memory(compression), weights(model)
-
-        spy = Spy(look)
-        fit(model, (x, y), epochs=1, callbacks=[spy])
-        scales, kept, trained = zip(*spy.seen)
-        out[name] = {
-            "scales": scales,
-            "memory moved": [a != b for a, b in zip(kept, kept[1:])],
-            "weights moved": [a != b for a, b in zip(trained, trained[1:])],
-            "weights": trained[-1],
-            "finite": all(bool(np.isfinite(w).all()) for w in model.get_weights()),
-            "class": type(model.optimizer).__module__,
-        }
-    return out
-
-
 @check
 def growing_scale():
     """What is remembered follows the loss scale: with one that grows, training is the same."""
@@ -205,7 +156,6 @@ def sparse():
     for name, options in (
         ("rows", {}),
         ("sum of rows", {"op": hvd.Sum}),
-        ("as dense", {"sparse_as_dense": True}),
         ("compressed", {"sparse_as_dense": True, "compression": topk()}),
         ("scaled", {"compression": topk()}),
     ):

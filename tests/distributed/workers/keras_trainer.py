@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 import horovod_gradcomp.keras as hvd
-from horovod_gradcomp.keras.flavour import keras
+from horovod_gradcomp.keras.flavour import BACKEND, keras
 
 CHECKS = {}
 STEPS, BATCH = 8, 16
@@ -79,8 +79,11 @@ def weights(model):
 
 
 def memory(compression):
-    """Return a digest of what a compressor of the TensorFlow front end keeps."""
-    return digest(v for v in compression.variables)
+    """Return a digest of what a compressor keeps."""
+    if BACKEND == "tensorflow":
+        return digest(compression.variables)
+    tables = [one["memory"] for one in compression.state_dict()["optimizers"]]
+    return digest(v for table in tables for slot in table.values() for v in slot.values())
 
 
 def difference(model, other):
