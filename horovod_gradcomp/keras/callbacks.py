@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _Watching(keras.callbacks.Callback):  # type: ignore[misc]
-    """Notices that ranks train apart."""
+    """Notices that ranks train apart, and refuses models for which this is certain."""
 
     _before: int | None = None
 
@@ -41,6 +41,8 @@ class _Watching(keras.callbacks.Callback):  # type: ignore[misc]
                     "it out",
                 )
             )
+        if hasattr(model.optimizer, "_aggregated_gradients") and not LEGACY:
+            raise runtime.horovods_wrapper()
         super().set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -68,7 +70,7 @@ def _reductions(model: Any) -> int | None:
     if type(model).train_step is not keras.Model.train_step:
         return None  # it may reduce by a tape
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    # Horovod's own: it says that it was asked to.
+    # Horovod's own says whether it was asked to.
     return None if getattr(optimizer, "_aggregated_gradients", False) else 0
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..tensorflow.compression import Compression, Compressor
 from ..tensorflow.reduction import Reduction
+from ..tensorflow.refusals import keras_3_optimizer as horovods_wrapper
 from ..tensorflow.steps import outside
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "as_written",
     "average",
     "broadcast",
+    "horovods_wrapper",
     "hvd",
 ]
 

@@ -23,7 +23,7 @@ def data(ranks=1, rank=0):
     """Return this rank's part of each step's examples, of three classes."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 3, STEPS * BATCH)
-    centres = generator.standard_normal((3, 40))
+    centres = 0.35 * generator.standard_normal((3, 40))
     x = (centres[labels] + generator.standard_normal((STEPS * BATCH, 40))).astype(np.float32)
     x = x.reshape(STEPS, ranks, BATCH // ranks, 40)[:, rank].reshape(-1, 40)
     return x, labels.reshape(STEPS, ranks, BATCH // ranks)[:, rank].reshape(-1)
