@@ -153,13 +153,10 @@ def sparse():
     out = {}
     for name, options in (
         ("rows", {}),
-        ("sum of rows", {"op": hvd.Sum}),
         ("compressed", {"sparse_as_dense": True, "compression": topk()}),
         ("scaled", {"compression": topk()}),
     ):
-        rate = 0.025 if "op" in options else 0.05
-        optimizer = keras.optimizers.SGD(rate)
-        optimizer = scaler(optimizer) if name == "scaled" else optimizer
+        optimizer = scaler(sgd()) if name == "scaled" else sgd()
         model = compiled(distributed(optimizer, **options), embedding_model())
         fit(model, (part(x), part(y)))
         out[name] = {"weights": weights(model), "difference": difference(alone, model)}

@@ -125,7 +125,6 @@ def passes():
     fit(alone, data(), ranks=0.5)
     out = {}
     for name, compression, average, rate in (
-        ("averaged", None, True, 0.05),
         ("summed", None, False, 0.025),
         ("compressed", topk(), True, 0.05),
     ):
@@ -272,7 +271,6 @@ def rates():
     names = hvd.callbacks
     for name, callback in (
         ("warmup", names.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=0)),
-        ("steps", names.LearningRateScheduleCallback(0.4, lambda epoch: 1 / (1 + epoch))),
         ("decay", names.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3)),
     ):
         model = compiled(distributed(keras.optimizers.SGD(0.4)))
