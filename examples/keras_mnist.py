@@ -17,6 +17,7 @@ from keras_training import (
     convolutional_net,
     digits,
     gradient_bytes,
+    one_thread,
     shuffled,
     weights_equal,
 )
@@ -85,4 +86,5 @@ def train(
 
 
 if __name__ == "__main__":
+    one_thread()
     run(train, hvd)

