@@ -7,7 +7,6 @@ built different numbers of models meet all the same.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import os
 from collections.abc import Collection, Sequence
@@ -21,9 +20,6 @@ from .compression import Compression, Compressor, last_part
 from .steps import outside
 
 Tensor = Any
-
-_met: collections.Counter[tuple[Any, ...]] = collections.Counter()
-"""How many reductions of a name and kind of model have begun in this process."""
 
 
 class Reduction:
@@ -57,7 +53,6 @@ class Reduction:
         self._name, self._op = name, op
         self._predivide = gradient_predivide_factor if op == hvd.Average else 1.0
         self._dense = sparse_as_dense
-        self._wire = ""
         self._functions: dict[Any, Any] = {}
         self._count: Any = None
 
@@ -179,12 +174,7 @@ class Reduction:
     def _wire_name(self, variables: Sequence[Any]) -> str:
         model = [(tuple(v.shape.as_list()), v.dtype.name, last_part(v.name)) for v in variables]
         digest = hashlib.sha256(repr(model).encode()).hexdigest()[:8]
-        if not self._wire:
-            # The same models train on all ranks, in the same order, whatever else was built.
-            kind = (self._name, digest, tuple(self.process_set.ranks or ()))
-            self._wire = f"{self._name}.{_met[kind]}"
-            _met[kind] += 1
-        return f"gradcomp.{self._wire}.{digest}"
+        return f"gradcomp.{self._name}.{digest}"
 
 
 def _counter() -> Any:

@@ -6,7 +6,6 @@ which parameter it belongs to instead of being found out.
 
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -18,9 +17,6 @@ from .binding import Binding
 from .compression import Compression, Compressor
 
 Tensor = torch.Tensor
-
-_met: collections.Counter[str] = collections.Counter()
-"""How many reductions of a name have begun in this process."""
 
 
 class Reduction:
@@ -54,7 +50,6 @@ class Reduction:
         self.count = 0
         self._name, self._op = name, op
         self._predivide = gradient_predivide_factor if op == hvd.Average else 1.0
-        self._wire = ""
         self._bindings: dict[tuple[int, ...], Binding] = {}
 
     @property
@@ -84,9 +79,6 @@ class Reduction:
         """
         if not self.active or all(grad is None for grad in grads):
             return list(grads)
-        if not self._wire:
-            self._wire = f"gradcomp.{self._name}.{_met[self._name]}"
-            _met[self._name] += 1
         ours = isinstance(self.compression, Compressor)
         if not ours or self.compression._settings.identity:
             scale = None
@@ -126,7 +118,7 @@ class Reduction:
                 payload, ctx = slot.compress(grad)
         handle = hvd.allreduce_async(
             payload.contiguous(),
-            name=f"{self._wire}.{i}",
+            name=f"gradcomp.{self._name}.{i}",
             op=op,
             prescale_factor=1.0 / self._predivide,
             postscale_factor=self._predivide,

@@ -32,7 +32,6 @@ ON_TENSORFLOW = (
     "rates",
     "growing_scale",
     "loops",
-    "two_optimizers",
     "xla",
     "sparse",
     "classes",
@@ -121,11 +120,6 @@ def test_backward_passes_per_step(kind):
 def test_own_loops_train_as_fit_does():
     for name, difference in report("keras", "loops").items():
         assert difference == 0, name
-
-
-def test_two_optimizers_in_one_function():
-    one, other = report("keras", "two_optimizers")["weights"]
-    assert one != other
 
 
 def test_sparse_gradients():

@@ -96,27 +96,6 @@ def loops():
     return out
 
 
-@check
-def two_optimizers():
-    """Two models of equal shapes in one function do not meet on the wire."""
-    models = [new_model(1), new_model(2)]
-    optimizers = [distributed(compression=topk()) for _ in models]
-    x, y = mine()
-    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-
-    @tf.function
-    def step():
-        for model, optimizer in zip(models, optimizers):
-            with tf.GradientTape() as tape:
-                loss = loss_of(y, model(x, training=True))
-            grads = tape.gradient(loss, model.trainable_variables)
-            optimizer.apply_gradients(zip(grads, model.trainable_variables))
-
-    for _ in range(4):
-        step()
-    return {"weights": [weights(model) for model in models]}
-
-
 # XLA ----------------------------------------------------------------------------------------------
 @check
 def xla():
