@@ -5,7 +5,7 @@ SHELL := bash
 .ONESHELL:
 .SILENT:
 .DEFAULT_GOAL := help
-.PHONY: help env demo convergence test lint clean
+.PHONY: help env demo demo-tensorflow demo-keras convergence test lint clean
 
 # Settings, for the command line: make env PIP_ARGS='--index-url ...'
 PYTHON ?= $(shell for p in python3.11 python3; do if $$p -c '' 2>/dev/null; then echo $$p; break; fi; done)
@@ -36,13 +36,14 @@ SAY := printf '%s\n'
 
 define HELP_TEXT
 make demo         train a small model with and without compression on this machine
+make demo-tensorflow, make demo-keras   the same by a gradient tape, and by fit of Keras 3
 make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
 make test         run the tests
 make lint         check format, style, types and shell scripts
 make env          only prepare: system packages, .venv, frameworks, Horovod, this package
 make clean        remove .venv and what the tools leave (kept Horovod wheels stay)
 
-Each of demo, convergence, test and lint prepares first. The first time takes about 15 minutes,
+Each of the demos, convergence, test and lint prepares first. The first time takes about 15 minutes,
 most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
@@ -122,6 +123,10 @@ $(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(KERNELS)
 demo: env
 	$(ACTIVE)
 	python $(DEMO)
+
+demo-tensorflow demo-keras: env
+	$(ACTIVE)
+	python $(DEMO) --script examples/$(@:demo-%=%)_mnist.py
 
 convergence: env
 	$(ACTIVE)

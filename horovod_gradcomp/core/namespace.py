@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..codecs import REGISTRY
-from .errors import SettingsError
+from .errors import SettingsError, explain
 from .settings import make, signature, split
 
 
@@ -89,3 +89,29 @@ class Namespace:
             make(name, {})  # says what is known
         factory: Factory = getattr(self, name)
         return factory(**{**settings, **options})
+
+    def resolve(self, given: Any, horovods_none: Any) -> Any:
+        """Return the compressor that a ``compression=`` argument means.
+
+        Args:
+            given: One of these, its string form, one of Horovod's, or None.
+            horovods_none: ``hvd.Compression.none``, in whose place ``none`` comes.
+
+        Raises:
+            SettingsError: It is something else.
+        """
+        if given is None or given is horovods_none:
+            given = "none"
+        if isinstance(given, str):
+            return self.from_string(given)
+        if isinstance(given, Factory):  # uncalled
+            return given._instance()
+        if not callable(getattr(given, "compress", None)):
+            raise SettingsError(
+                explain(
+                    got=f"compression={given!r}",
+                    expected="Compression.topk(...) or another one, its string form, or one of "
+                    "hvd.Compression",
+                )
+            )
+        return given

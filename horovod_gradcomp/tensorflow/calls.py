@@ -1,5 +1,6 @@
-"""Who is calling: what Horovod's slot does not say is read off the calling frames.
+"""Who is calling: what Horovod's slot does not say.
 
+A caller of this package says it, by :func:`explicit`; of Horovod's own it is read off the frames.
 Horovod calls ``compress`` from ``allreduce_grads``, most often once a trace and through autograph,
 which renames functions but keeps their module. The tensor that arrives **is** one of the
 ``grads`` there, which gives its variable; the position of the call is no key, as gradients may be
@@ -8,6 +9,8 @@ missing in another trace.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -40,9 +43,31 @@ class Call(NamedTuple):
     name: str
     """Of Horovod's own operation: alike on all ranks, and no other has it at the same time."""
 
+    names: Sequence[str] = ()
+    """Of the variables, for rules and reports, where TensorFlow's do not tell them apart."""
+
+    branches: bool = True
+    """Whether each tensor is traced in a branch of its own, as Horovod does it."""
+
+
+_EXPLICIT: contextvars.ContextVar[Call | None] = contextvars.ContextVar("call", default=None)
+
+
+@contextlib.contextmanager
+def explicit(call: Call) -> Iterator[None]:
+    """Say which tensor of which reduction the calls of ``compress`` inside are for."""
+    token = _EXPLICIT.set(call)
+    try:
+        yield
+    finally:
+        _EXPLICIT.reset(token)
+
 
 def find(tensor: Any) -> Call | None:
     """Return the reduction of gradients that ``compress`` is called from, or None."""
+    said = _EXPLICIT.get()
+    if said is not None:
+        return said
     allreduce: dict[str, Any] = {}
     for frame in _horovod_frames():
         function = frame.f_code.co_name

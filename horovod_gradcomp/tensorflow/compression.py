@@ -199,11 +199,12 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         Returns:
             This object.
         """
-        found = [v if isinstance(v, tf.Variable) else getattr(v, "value", v) for v in variables]
+        given = list(variables)
+        found = [v if isinstance(v, tf.Variable) else getattr(v, "value", v) for v in given]
         for variable in found:
             if not isinstance(variable, tf.Variable):
                 raise refusals.unbuilt(variable)
-        self._book.names.meet(found)
+        self._book.names.meet(found, [getattr(v, "path", v.name) for v in given])
         for variable in found:
             if self._chosen(variable) is not None:
                 self._unit(variable)
@@ -213,7 +214,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
     def _plan(self, call: calls.Call) -> Plan:
         """Say what is to be done in a step that has just begun."""
         names = self._book.names
-        names.meet(call.variables)
+        names.meet(call.variables, call.names)
         units: list[Unit | None] = []
         for variable, grad in zip(call.variables, call.grads):
             known = isinstance(variable, tf.Variable) and dense(grad)
@@ -232,8 +233,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
     def _doubt(self, variables: Sequence[Any], optimizer: Any) -> None:
         """Warn of what is known to go badly."""
-        names = [v.name.split(":")[0] for v in variables if isinstance(v, tf.Variable)]
-        doubts = fit.unused_rules(self._settings, names)
+        paths = [self._book.names.path(v) for v in variables if isinstance(v, tf.Variable)]
+        doubts = fit.unused_rules(self._settings, paths)
         if optimizer is not None:
             groups = [fit.keras_group(outside(optimizer.get_config))]
             doubts += [d for own in self._settings.every for d in fit.doubts(own, groups)]
@@ -255,7 +256,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         shape = variable.shape
         if not shape.is_fully_defined():
             return None
-        return policy.choose(self._settings, variable.name.split(":")[0], tuple(shape.as_list()))
+        path = self._book.names.path(variable)
+        return policy.choose(self._settings, path, tuple(shape.as_list()))
 
     def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Send a tensor of unknown origin as it is, which is always right."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,27 +19,37 @@ class Names:
     """Names of the variables of one compressor, which are told apart by identity."""
 
     def __init__(self) -> None:
-        self._names: dict[int, tuple[Any, str]] = {}
+        self._names: dict[int, tuple[Any, str, str]] = {}
         self._met = 0
 
-    def meet(self, variables: Iterable[Any]) -> None:
-        """Name those that have none yet; what is no variable is passed over."""
-        for variable in variables:
+    def meet(self, variables: Sequence[Any], paths: Sequence[str] = ()) -> None:
+        """Name those that have none yet; what is no variable is passed over.
+
+        Args:
+            variables: In an order that is the same on all ranks.
+            paths: What rules and reports call them, where their own names do not tell them apart.
+        """
+        for place, variable in enumerate(variables):
             known = self._names.get(id(variable))
             if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
-                name = f"{self._met}.{_last_part(variable.name)}"
+                name = f"{self._met}.{last_part(variable.name)}"
+                path = (paths[place] if paths else variable.name).split(":")[0]
                 self._met += 1
-                self._names[id(variable)] = weakref.ref(variable), name
+                self._names[id(variable)] = weakref.ref(variable), name, path
 
     def of(self, variable: Any) -> str:
         """Return the name of a variable that has been met, as in ``0.kernel``."""
         return self._names[id(variable)][1]
 
+    def path(self, variable: Any) -> str:
+        """Return what rules call a variable that has been met, as in ``dense_3/kernel``."""
+        return self._names[id(variable)][2]
+
     def label(self, variable: Any) -> str:
         """Return what tells a user which variable it is, as in ``0.dense_3/kernel``."""
         if not isinstance(variable, tf.Variable):
             return ""
-        return f"{self.of(variable).split('.')[0]}.{variable.name.split(':')[0]}"
+        return f"{self.of(variable).split('.')[0]}.{self.path(variable)}"
 
     def describe(self, variables: Sequence[Any]) -> str:
         """Return one word for variables that have been met, alike where they are."""
@@ -49,7 +59,7 @@ class Names:
         return f"{len(variables)} of digest {digest}"
 
 
-def _last_part(name: str) -> str:
+def last_part(name: str) -> str:
     """Return the part of a variable's name that Keras does not number."""
     part = re.sub(r"_\d+$", "", name.split(":")[0].split("/")[-1])
     return re.sub(r"[^A-Za-z0-9_-]", "_", part)

@@ -37,15 +37,7 @@ def unfit_reduction(op: int) -> None:
                 do="remove tf.compat.v1.disable_eager_execution(), or use Compression.none",
             )
         )
-    if calls.compiled_by_xla():
-        raise GradCompError(
-            explain(
-                got="a function that XLA compiles",
-                expected="one that it does not",
-                why="Horovod's gather has no XLA kernel",
-                do="set jit_compile=False in tf.function(...) or model.compile(...)",
-            )
-        )
+    not_by_xla()
     if int(os.environ.get("HOROVOD_ELASTIC", "0")):
         raise GradCompError(
             explain(
@@ -53,6 +45,24 @@ def unfit_reduction(op: int) -> None:
                 expected="a fixed set of ranks",
                 why="their number is part of the traced graph, which outlives a reset",
                 do="run without elastic, or use Compression.none",
+            )
+        )
+
+
+def not_by_xla() -> None:
+    """Raise in a function that XLA compiles.
+
+    Raises:
+        GradCompError: Always there.
+    """
+    if calls.compiled_by_xla():
+        raise GradCompError(
+            explain(
+                got="a function that XLA compiles",
+                expected="one that it does not",
+                why="Horovod's operations have no XLA kernel; with a GPU Keras 3 chooses XLA "
+                "by itself",
+                do="set jit_compile=False in tf.function(...) or model.compile(...)",
             )
         )
 
@@ -88,11 +98,10 @@ def keras_3_optimizer() -> BindingError:
     return BindingError(
         explain(
             got="hvd.DistributedOptimizer around a Keras 3 optimizer",
-            expected="an optimizer of tf_keras, or a gradient tape",
+            expected="horovod_gradcomp.keras.DistributedOptimizer around it",
             why="Keras 3 never calls Horovod's wrapper, so gradients would not be reduced and "
             "ranks would train apart, with or without compression",
-            do="use hvd.DistributedGradientTape in a loop of your own, or tf_keras with "
-            "TF_USE_LEGACY_KERAS=1",
+            do="import horovod_gradcomp.keras as hvd in place of Horovod's module",
         )
     )
 

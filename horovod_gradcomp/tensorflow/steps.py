@@ -238,7 +238,8 @@ class Steps:
             return self._find_eager(call, plan)
         branch = tf.compat.v1.get_default_graph()
         around = getattr(branch, "outer_graph", None)
-        graph = around if hasattr(around, "outer_graph") else branch  # not a function: no branch
+        inside = call.branches and hasattr(around, "outer_graph")  # not a function: no branch
+        graph = around if inside else branch
         steps: dict[Any, Step] = self._in_graphs.setdefault(graph, {})
         key = tuple(getattr(values(grad), "name", None) for grad in call.grads)
         if key not in steps:
