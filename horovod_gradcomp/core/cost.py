@@ -1,0 +1,323 @@
+"""How long a training step takes with each exchange, from the speed of links and of codecs.
+
+The alpha-beta model: a message of m bytes takes ``latency + m / bandwidth``, every link sends and
+receives at once, and the ranks of a host share its one network interface. With N ranks, L of them
+a host, H = N / L hosts, S bytes of gradients, P bytes of payload and ``t(m)`` the time of a message
+on the slowest link of a ring:
+
+==============  ====================================================================
+exchange        time of its messages
+==============  ====================================================================
+``allreduce``   2 (N - 1) t(P / N): reduce-scatter, then allgather; P = S uncompressed
+``allgather``   (N - 1) t(P)
+``two_phase``   alltoall of P / N to each rank, then (N - 1) t(P / N)
+``hierarchical``  2 (L - 1) t(S / L) inside the hosts, (H - 1) t(P) between them
+==============  ====================================================================
+
+A step is then the forward pass; the backward pass with encoding in between, during which what is
+encoded is already sent; what is left to send; and decoding.
+
+References: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication
+Operations in MPICH", 2005; P. Patarasuk and X. Yuan, "Bandwidth Optimal All-reduce Algorithms for
+Clusters of Workstations", 2009; S. Agarwal et al., "On the Utility of Gradient Compression in
+Distributed Training Systems", arXiv:2103.00543, for the step.
+
+Not in the model: protocol overhead, contention between hosts, the arithmetic of reductions, the
+cycle in which Horovod looks for tensors, and stragglers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Callable
+
+from .codec import Combine
+from .errors import SettingsError, explain
+
+
+@dataclass(frozen=True)
+class Link:
+    """A way between two ranks.
+
+    Attributes:
+        bandwidth: Bytes a second, in each direction.
+        latency: Seconds a message.
+    """
+
+    bandwidth: float
+    latency: float
+
+    def __post_init__(self) -> None:
+        _check_above("bandwidth", self.bandwidth, 0.0, closed=False)
+        _check_above("latency", self.latency, 0.0)
+
+    def seconds(self, nbytes: float) -> float:
+        """Return how long a message takes."""
+        return self.latency + nbytes / self.bandwidth
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Ranks on hosts, filled one after the other; the last may hold fewer.
+
+    Attributes:
+        ranks: All of them.
+        per_host: Ranks on a full host.
+        between: The network interface of a host, which its ranks share.
+        inside: From a rank to another one of its host.
+    """
+
+    ranks: int
+    per_host: int
+    between: Link
+    inside: Link
+
+    def __post_init__(self) -> None:
+        _check_above("ranks", self.ranks, 1)
+        _check_above("per_host", self.per_host, 1)
+
+    @property
+    def local(self) -> int:
+        """Ranks on the fullest host."""
+        return min(self.ranks, self.per_host)
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return math.ceil(self.ranks / self.per_host)
+
+    @property
+    def even(self) -> bool:
+        """Whether all hosts hold as many ranks."""
+        return self.ranks == self.hosts * self.local
+
+    def ring_step(self, nbytes: float) -> float:
+        """Return how long it takes until every rank has sent a message to the next."""
+        used = [self.between] * (self.hosts > 1) + [self.inside] * (self.local > 1)
+        return max((link.seconds(nbytes) for link in used), default=0.0)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a codec is; bytes are those of the gradient, uncompressed, in float32.
+
+    Attributes:
+        encode: Bytes a second, with the update of the memory.
+        decode: Bytes a second of one payload.
+        decode_more: Bytes a second of each further payload of the same gradient.
+    """
+
+    encode: float = math.inf
+    decode: float = math.inf
+    decode_more: float = math.inf
+
+    def __post_init__(self) -> None:
+        for name in ("encode", "decode", "decode_more"):
+            _check_above(name, getattr(self, name), 0.0, closed=False)
+
+    def encoding(self, nbytes: float) -> float:
+        """Return the seconds to encode a gradient."""
+        return nbytes / self.encode
+
+    def decoding(self, nbytes: float, payloads: int = 1) -> float:
+        """Return the seconds to decode and add up payloads of a gradient."""
+        return nbytes / self.decode + (payloads - 1) * nbytes / self.decode_more
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a step has to do.
+
+    Attributes:
+        raw: Bytes of gradients a rank in float32.
+        payload: Bytes of a rank's payloads, equal to ``raw`` uncompressed.
+        forward: Seconds.
+        backward: Seconds.
+        buckets: Pieces in which gradients are encoded and sent while backward goes on.
+        rounds: Sums, one after the other, of which a payload is part.
+        overlap: Whether anything is sent before backward ends.
+    """
+
+    raw: float
+    payload: float
+    forward: float = 0.0
+    backward: float = 0.0
+    buckets: int = 1
+    rounds: int = 1
+    overlap: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("raw", "payload", "forward", "backward"):
+            _check_above(name, getattr(self, name), 0.0)
+        for name in ("buckets", "rounds"):
+            _check_above(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Where the time of a step goes, in seconds.
+
+    Attributes:
+        exchange: Its name in :data:`EXCHANGES`.
+        encode: Encoding during backward.
+        early: Messages that may travel during backward.
+        late: Messages that need all of it.
+        decode: Everything computed after backward.
+        host_bytes: Bytes that a full host sends to others.
+        step: The whole step.
+    """
+
+    exchange: str
+    encode: float
+    early: float
+    late: float
+    decode: float
+    host_bytes: float
+    step: float
+
+    @property
+    def transfer(self) -> float:
+        """Seconds of all messages, hidden behind backward or not."""
+        return self.early + self.late
+
+
+# One message after the other -------------------------------------------------------------------
+def ring_allreduce(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
+    """Return the seconds of a ring allreduce: a reduce-scatter and an allgather.
+
+    Args:
+        cluster: Who takes part.
+        nbytes: On each rank.
+        messages: Collectives that carry them.
+    """
+    steps = 2 * (cluster.ranks - 1)
+    return messages * steps * cluster.ring_step(nbytes / messages / cluster.ranks)
+
+
+def ring_allgather(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
+    """Return the seconds until every rank has the ``nbytes`` of every other."""
+    return messages * (cluster.ranks - 1) * cluster.ring_step(nbytes / messages)
+
+
+def alltoall(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
+    """Return the seconds until every rank has its N-th of every other's ``nbytes``.
+
+    The ranks of a host share its interface; what stays inside the host travels meanwhile.
+    """
+    part, local = nbytes / messages / cluster.ranks, cluster.local
+    others = cluster.ranks - local
+    out, stay = cluster.between, cluster.inside
+    between = others * (out.latency + local * part / out.bandwidth)
+    return messages * max(between, (local - 1) * stay.seconds(part))
+
+
+def pipeline(compute: float, transfer: float, pieces: int) -> float:
+    """Return when the last of equal pieces has been sent, where each is sent once it is made.
+
+    Piece i of K is made at ``i / K * compute`` and takes ``transfer / K`` on a link that carries
+    one at a time: the last ends at ``max(compute + transfer / K, compute / K + transfer)``.
+    """
+    return max(compute + transfer / pieces, compute / pieces + transfer)
+
+
+# The exchanges ---------------------------------------------------------------------------------
+_Parts = tuple[float, float, float, float, float]
+"""Encode, early, late, decode and host_bytes of :class:`Cost`."""
+
+
+def _allreduce(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
+    moved = ring_allreduce(cluster, job.payload / job.rounds, job.buckets)
+    late = (job.rounds - 1) * moved
+    out = 2 * (cluster.ranks - 1) / cluster.ranks * job.payload
+    return speed.encoding(job.raw), moved, late, speed.decoding(job.raw), out
+
+
+def _allgather(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
+    moved = ring_allgather(cluster, job.payload, job.buckets)
+    decode = speed.decoding(job.raw, cluster.ranks)
+    return speed.encoding(job.raw), moved, 0.0, decode, (cluster.ranks - 1) * job.payload
+
+
+def _two_phase(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
+    ranks, local = cluster.ranks, cluster.local
+    first = alltoall(cluster, job.payload, job.buckets)
+    second = ring_allgather(cluster, job.payload / ranks, job.buckets)
+    # The rank's own part of every payload, encoded once more; then all parts.
+    decode = speed.decoding(job.raw / ranks, ranks) + speed.encoding(job.raw / ranks)
+    decode += speed.decoding(job.raw)
+    out = (local * (ranks - local) + ranks - 1) / ranks * job.payload
+    return speed.encoding(job.raw), first, second, decode, out
+
+
+def _hierarchical(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
+    hosts, local = cluster.hosts, cluster.local
+    inside = job.buckets * (local - 1) * cluster.inside.seconds(job.raw / job.buckets / local)
+    # All ranks of a host send their parts of the payload at once.
+    between = job.buckets * (hosts - 1) * cluster.between.seconds(job.payload / job.buckets)
+    after = speed.encoding(job.raw / local) + speed.decoding(job.raw / local, hosts)
+    return 0.0, inside, between + inside, after, (hosts - 1) * job.payload
+
+
+EXCHANGES: dict[str, Callable[[Job, Cluster, Speed], _Parts]] = {
+    "allreduce": _allreduce,
+    "allgather": _allgather,
+    "two_phase": _two_phase,
+    "hierarchical": _hierarchical,
+}
+"""By name: the time of each part of a step."""
+
+
+def exchanges(combine: Combine, cluster: Cluster) -> tuple[str, ...]:
+    """Return which exchanges there are for payloads that combine so.
+
+    ``two_phase`` needs two ranks, ``hierarchical`` several hosts with as many ranks each.
+    """
+    if combine is not Combine.GATHER:
+        return ("allreduce",)
+    found = ["allgather"]
+    if cluster.ranks > 1:
+        found.append("two_phase")
+    if cluster.hosts > 1 and cluster.local > 1 and cluster.even:
+        found.append("hierarchical")
+    return tuple(found)
+
+
+def cost(exchange: str, job: Job, cluster: Cluster, speed: Speed) -> Cost:
+    """Return the time of a step with one exchange.
+
+    Raises:
+        SettingsError: There is no such exchange.
+    """
+    if exchange not in EXCHANGES:
+        raise SettingsError(
+            explain(got=f"exchange={exchange!r}", expected=f"one of {', '.join(EXCHANGES)}")
+        )
+    encode, early, late, decode, sent = EXCHANGES[exchange](job, cluster, speed)
+    compute = job.backward + encode
+    ended = pipeline(compute, early, job.buckets) if job.overlap else compute + early
+    step = job.forward + ended + late + decode
+    if cluster.hosts == 1:
+        sent = 0.0
+    return Cost(exchange, encode, early, late, decode, sent, step)
+
+
+def dense(job: Job, cluster: Cluster) -> Cost:
+    """Return the time of a step in which Horovod reduces gradients as they are."""
+    plain = replace(job, payload=job.raw, rounds=1)
+    return cost("allreduce", plain, cluster, Speed())
+
+
+def cheapest(combine: Combine, job: Job, cluster: Cluster, speed: Speed) -> Cost:
+    """Return the shortest step among the exchanges that suit how payloads combine."""
+    every = [cost(name, job, cluster, speed) for name in exchanges(combine, cluster)]
+    return min(every, key=lambda each: each.step)
+
+
+def _check_above(name: str, value: float, least: float, *, closed: bool = True) -> None:
+    good = isinstance(value, (int, float)) and (value >= least if closed else value > least)
+    if not good:  # NaN is neither
+        sign = ">=" if closed else ">"
+        raise SettingsError(
+            "cost: " + explain(got=f"{name}={value!r}", expected=f"{name} {sign} {least:g}")
+        )
