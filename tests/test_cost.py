@@ -106,10 +106,10 @@ def test_allgather():
 
 
 def test_overlap():
-    # Backward and encoding take 3; the link is free from 1.5 on and needs 6 steps of 0.5 + 0.2.
-    expected = (1.0, 4.2, 0.0, 2.0, 120.0, 1 + (1.5 + 4.2) + 2.0)
+    # Backward and encoding take 3: half is sent until 1.5 + 1.35, the rest until 3 + 1.35.
+    expected = (1.0, 2.7, 0.0, 2.0, 120.0, 1 + (3 + 1.35) + 2.0)
     assert parts("allgather", buckets=2) == pytest.approx(expected)
-    expected = (*expected[:-1], 1 + 3 + 4.2 + 2.0)
+    expected = (*expected[:-1], 1 + 3 + 2.7 + 2.0)
     assert parts("allgather", buckets=2, overlap=False) == pytest.approx(expected)
 
 
@@ -131,6 +131,19 @@ def test_hierarchical():
     assert parts("hierarchical", PAIRS) == pytest.approx(expected)
 
 
+def test_horovod_packs_what_waits(monkeypatch):
+    # Each message has its latency, in every step of every ring.
+    monkeypatch.setattr("horovod_gradcomp.core.cost.FUSED_BYTES", 25)
+    _, early, late, *_ = parts("allreduce")  # 40 bytes: 2 messages, 6 steps each
+    assert (early, late) == pytest.approx((12 * 0.5 + 6 * 0.1, 0.0))
+    _, early, late, *_ = parts("allgather")  # 160 bytes: 7 messages, 3 steps each
+    assert (early, late) == pytest.approx((21 * 0.5 + 3 * 0.4, 0.0))
+    _, early, late, *_ = parts("two_phase", buckets=5)  # every alltoall by itself
+    assert (early, late) == pytest.approx((15 * 0.5 + 3 * 0.1, 6 * 0.5 + 3 * 0.1))
+    _, early, late, *_ = parts("hierarchical", PAIRS)  # no latency inside; 4 messages between
+    assert (early, late) == pytest.approx((0.2, 4 * 0.5 + 0.4 + 0.2))
+
+
 def test_nothing_leaves_the_only_host():
     one = Cluster(ranks=4, per_host=8, between=SLOW, inside=FAST)
     assert (one.hosts, one.local, one.even) == (1, 4, True)
@@ -145,7 +158,7 @@ def test_one_rank_sends_nothing():
 
 def test_dense_is_an_allreduce_of_everything_at_no_cost():
     job = Job(raw=400, payload=40, rounds=2, buckets=2)
-    assert dense(job, FOUR).step == pytest.approx(12.0)
+    assert dense(job, FOUR).step == pytest.approx(9.0)
     assert dense(job, FOUR).decode == 0
 
 

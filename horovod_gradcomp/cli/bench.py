@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ..core.errors import SettingsError, explain
 from ..core.settings import parse_codec
+from . import costs
 
 FORMS = (
     "none",
@@ -49,9 +50,7 @@ Row = dict[str, Any]
 app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep ``bench`` a group with named commands."""
+app.command("costs")(costs.write)
 
 
 @app.command()

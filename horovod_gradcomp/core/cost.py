@@ -35,6 +35,10 @@ from typing import Callable
 from .codec import Combine
 from .errors import SettingsError, explain
 
+FUSED_BYTES = 128 * 2**20
+"""Most bytes of reduced or gathered tensors that Horovod packs into one message by default
+(``HOROVOD_FUSION_THRESHOLD``); an alltoall it never packs."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -221,20 +225,26 @@ def pipeline(compute: float, transfer: float, pieces: int) -> float:
     return max(compute + transfer / pieces, compute / pieces + transfer)
 
 
+def _fused(nbytes: float) -> int:
+    """Return how many messages Horovod makes of what waits for a busy link."""
+    return max(1, math.ceil(nbytes / FUSED_BYTES))
+
+
 # The exchanges ---------------------------------------------------------------------------------
 _Parts = tuple[float, float, float, float, float]
 """Encode, early, late, decode and host_bytes of :class:`Cost`."""
 
 
 def _allreduce(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
-    moved = ring_allreduce(cluster, job.payload / job.rounds, job.buckets)
+    part = job.payload / job.rounds
+    moved = ring_allreduce(cluster, part, _fused(part))
     late = (job.rounds - 1) * moved
     out = 2 * (cluster.ranks - 1) / cluster.ranks * job.payload
     return speed.encoding(job.raw), moved, late, speed.decoding(job.raw), out
 
 
 def _allgather(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
-    moved = ring_allgather(cluster, job.payload, job.buckets)
+    moved = ring_allgather(cluster, job.payload, _fused(cluster.ranks * job.payload))
     decode = speed.decoding(job.raw, cluster.ranks)
     return speed.encoding(job.raw), moved, 0.0, decode, (cluster.ranks - 1) * job.payload
 
@@ -242,7 +252,7 @@ def _allgather(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
 def _two_phase(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     ranks, local = cluster.ranks, cluster.local
     first = alltoall(cluster, job.payload, job.buckets)
-    second = ring_allgather(cluster, job.payload / ranks, job.buckets)
+    second = ring_allgather(cluster, job.payload / ranks, _fused(job.payload))
     # The rank's own part of every payload, encoded once more; then all parts.
     decode = speed.decoding(job.raw / ranks, ranks) + speed.encoding(job.raw / ranks)
     decode += speed.decoding(job.raw)
@@ -252,9 +262,10 @@ def _two_phase(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
 
 def _hierarchical(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     hosts, local = cluster.hosts, cluster.local
-    inside = job.buckets * (local - 1) * cluster.inside.seconds(job.raw / job.buckets / local)
+    near, far = _fused(job.raw), _fused(hosts * job.payload)
+    inside = near * (local - 1) * cluster.inside.seconds(job.raw / near / local)
     # All ranks of a host send their parts of the payload at once.
-    between = job.buckets * (hosts - 1) * cluster.between.seconds(job.payload / job.buckets)
+    between = far * (hosts - 1) * cluster.between.seconds(job.payload / far)
     after = speed.encoding(job.raw / local) + speed.decoding(job.raw / local, hosts)
     return 0.0, inside, between + inside, after, (hosts - 1) * job.payload
 
