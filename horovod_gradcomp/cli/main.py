@@ -15,6 +15,7 @@ def main() -> None:
     from . import bench, docs
     from .advise import advise
     from .doctor import doctor
+    from .lab import lab
 
     app = typer.Typer(
         name="gradcomp",
@@ -24,6 +25,7 @@ def main() -> None:
     )
     app.command()(advise)
     app.command()(doctor)
+    app.command()(lab)
     app.add_typer(bench.app, name="bench")
     app.add_typer(docs.app, name="docs")
     try:
