@@ -15,6 +15,7 @@ from rich.table import Table
 from ..core.errors import SettingsError, explain
 from ..core.settings import parse_codec
 from . import costs
+from .network import network
 
 FORMS = (
     "none",
@@ -51,6 +52,7 @@ app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 
 
 app.command("costs")(costs.write)
+app.command()(network)
 
 
 @app.command()
