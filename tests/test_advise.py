@@ -218,10 +218,14 @@ def test_among_those_alike_the_mildest_is_chosen():
     answer = ask(question(mbit=10), forms, table)
     assert answer.rows[0].codec == "topk:ratio=0.001"
     assert answer.chosen.codec == "topk:ratio=0.001"  # the others send ten times as much
-    assert answer.reason.endswith("Nothing is faster.")
+    assert " Nothing is faster." in answer.reason
     forms = ["topk", "randomk"]
     answer = ask(question(mbit=1000), forms, rated(forms, [0.9, 0.1], encode=50.0))
     assert answer.rows[0].speedup < 1
+    forms = ["topk", "fp16"]
+    answer = ask(question(mbit=100), forms, rated(forms, [0.9, 0.1], encode=0.1))
+    assert answer.chosen.codec == "topk"
+    assert "The mildest that still pays is fp16 over allreduce: " in answer.reason
     quick = rated(["topk:ratio=0.01", "topk:ratio=0.0099"], [0.5, 0.6], encode=0.1)
     answer = ask(question(mbit=100), ["topk:ratio=0.01", "topk:ratio=0.0099"], quick)
     assert answer.rows[0].codec == "topk:ratio=0.0099"
@@ -298,6 +302,15 @@ def test_the_command(tmp_path: Path):
     assert content["advice"]["compress"] is True
     assert content["advice"]["reason"] in text
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_is_whole_in_80_columns():
+    done = gradcomp("advise", *FIXED, "--bandwidth", "1gbit")
+    lines = done.stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("codec"))
+    table = lines[first : first + len(FORMS) + 3]
+    assert max(map(len, table)) <= 80
+    assert {form for form in FORMS if form != "none"} <= {line.split()[0] for line in table if line}
 
 
 def test_the_command_says_no():

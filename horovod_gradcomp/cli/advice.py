@@ -191,7 +191,15 @@ def advise(question: Question, among: Sequence[Candidate]) -> Advice:
         return Advice(plain, every, None, _unknown(plain, every), None)
     short = [row for row in every if row.cost.step <= ALIKE * best.cost.step and row.measured]
     chosen = min(short, key=lambda row: row.error or 0.0)
-    return Advice(plain, every, chosen, _in_favour(question, plain, short, chosen), limit)
+    pays = [row for row in every if row.speedup >= WORTH_IT and row.measured]
+    mildest = min(pays, key=lambda row: row.error or 0.0)
+    reason = _in_favour(question, plain, short, chosen)
+    if mildest is not chosen:
+        reason += (
+            f" The mildest that still pays is {mildest.codec} over {mildest.cost.exchange}: "
+            f"{ms(mildest.cost.step)}, {100 * (mildest.error or 0):.3g} %."
+        )
+    return Advice(plain, every, chosen, reason, limit)
 
 
 def _pays_below(question: Question, among: Sequence[Candidate]) -> float | None:

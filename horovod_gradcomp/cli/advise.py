@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..core.cost import EXCHANGES, Cluster, Link
+from ..core.cost import EXCHANGES, Cluster, Cost, Link
 from ..core.errors import SettingsError, explain
 from . import units
 from .advice import Advice, Candidate, Question, Row, candidates
@@ -122,42 +122,42 @@ def _show(console: Console, question: Question, advice: Advice, measured: Costs)
         f"{whole} in all. A ring moves {ring} over each link.\n",
         highlight=False,
     )
-    console.print(_table(question, advice))
+    # Wider than any table, so that none is cut, whatever the width of the terminal.
+    Console(width=500).print(_table(question, advice))
     console.print(f"\n{advice.reason}", highlight=False, style="bold", soft_wrap=True)
     for note in _notes(question, advice, measured):
         console.print(note, highlight=False, soft_wrap=True)
 
 
 def _table(question: Question, advice: Advice) -> Table:
-    table = Table(box=SIMPLE_HEAD, show_edge=False, caption="times in ms a step")
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption="MB and ms a step"
+    )
     table.add_column("codec", no_wrap=True)
     table.add_column("exchange", no_wrap=True)
-    heads = ("payload\nMB", "encode", "transfer", "decode", "step", "times\nas fast", "leaves\nout")
+    heads = ("MB", "coding", "sending", "step", "as fast,\ntimes", "left\nout, %")
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     plain = advice.dense
-    dense = ("uncompressed", plain.exchange, *_cells(question.raw, plain), "1.00", "0 %")
+    dense = ("uncompressed", plain.exchange, *_cells(question.raw, plain), "1.00", "0")
     table.add_row(*dense, style="cyan", end_section=True)
     for row in advice.rows:
         cells = list(_cells(row.payload, row.cost))
         if not row.measured:
-            cells[1] = cells[3] = "?"
-            cells[4] = f"> {cells[4]}"
-        error = "?" if row.error is None else f"{100 * row.error:.3g} %"
-        best = row is advice.chosen
+            cells[1], cells[3] = "?", f"> {cells[3]}"
         table.add_row(
             row.codec,
             row.cost.exchange,
             *cells,
             f"{row.speedup:.2f}",
-            error,
-            style="bold green" if best else "",
+            "?" if row.error is None else f"{100 * row.error:.3g}",
+            style="bold green" if row is advice.chosen else "",
         )
     return table
 
 
-def _cells(payload: float, cost: Any) -> tuple[str, ...]:
-    times = (cost.encode, cost.transfer, cost.decode, cost.step)
+def _cells(payload: float, cost: Cost) -> tuple[str, ...]:
+    times = (cost.encode + cost.decode, cost.transfer, cost.step)
     return (f"{payload / 1e6:,.3g}", *(_short(1e3 * value) for value in times))
 
 
@@ -181,7 +181,7 @@ def _notes(question: Question, advice: Advice, measured: Costs) -> list[str]:
         notes.append(f"Codecs as measured on {where}{copy or ''}.")
     if advice.chosen:
         notes.append(
-            "'leaves out' is the error of one encoding of Gaussian values; a memory sends it "
+            "'left out' is the error of one encoding of Gaussian values; a memory sends it "
             "later. Check accuracy before a long run."
         )
     return notes
@@ -223,7 +223,7 @@ def _row(row: Row) -> dict[str, Any]:
     }
 
 
-def _times(cost: Any) -> dict[str, Any]:
+def _times(cost: Cost) -> dict[str, Any]:
     return {
         "exchange": cost.exchange,
         "encode_ms": 1e3 * cost.encode,
