@@ -310,7 +310,9 @@ def test_the_table_is_whole_in_80_columns():
     first = next(i for i, line in enumerate(lines) if line.startswith("codec"))
     table = lines[first : first + len(FORMS) + 3]
     assert max(map(len, table)) <= 80
-    assert {form for form in FORMS if form != "none"} <= {line.split()[0] for line in table if line}
+    assert {form for form in FORMS if form != "none"} <= {
+        line.split()[0] for line in table if line.strip()
+    }
 
 
 def test_the_command_says_no():
