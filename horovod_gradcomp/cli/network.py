@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -80,11 +81,11 @@ def network(
 
 def _measure(cluster: Cluster, wanted: dict[str, Any], done: Callable[[str], None]) -> list[Turn]:
     turns: list[Turn] = []
-    said: list[str] = []
+    said: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=12))
 
     def say(rank: int, line: str) -> None:
         if not line.startswith(MARK):
-            said.append(f"[{rank}] {line}")
+            said[rank].append(f"[{rank}] {line}")
             return
         turn = json.loads(line[len(MARK) :])
         if "warm" not in turn:
@@ -94,7 +95,7 @@ def _measure(cluster: Cluster, wanted: dict[str, Any], done: Callable[[str], Non
     command = [sys.executable, "-m", "horovod_gradcomp.cli.network_worker", json.dumps(wanted)]
     code = cluster.run(command, say=say, env={"OMP_NUM_THREADS": "1"})
     if code:
-        tail = "\n".join(said[-30:])
+        tail = "\n".join(line for rank in sorted(said) for line in said[rank])
         raise GradCompError(f"{tail}\n{explain(got=f'code {code} from a rank', expected='0')}")
     return turns
 
