@@ -12,8 +12,8 @@ import pytest
 from horovod_gradcomp.cli import advice, costs, plots, units
 from horovod_gradcomp.cli.bench import FORMS
 from horovod_gradcomp.core.codec import Combine
-from horovod_gradcomp.core.cost import Cluster, Link
 from horovod_gradcomp.core.errors import GradCompError, SettingsError
+from horovod_gradcomp.core.links import Cluster, Link
 
 MBIT = 1e6 / 8
 

@@ -7,20 +7,16 @@ import pytest
 from horovod_gradcomp.core.codec import Combine
 from horovod_gradcomp.core.cost import (
     EXCHANGES,
-    Cluster,
     Job,
-    Link,
     Speed,
-    alltoall,
     cheapest,
     cost,
     dense,
     exchanges,
     pipeline,
-    ring_allgather,
-    ring_allreduce,
 )
 from horovod_gradcomp.core.errors import SettingsError
+from horovod_gradcomp.core.links import Cluster, Link, alltoall, ring_allgather, ring_allreduce
 
 FAST = Link(bandwidth=1000.0, latency=0.0)
 SLOW = Link(bandwidth=100.0, latency=0.5)  # bytes and seconds that can be added up by hand
@@ -133,7 +129,7 @@ def test_hierarchical():
 
 def test_horovod_packs_what_waits(monkeypatch):
     # Each message has its latency, in every step of every ring.
-    monkeypatch.setattr("horovod_gradcomp.core.cost.FUSED_BYTES", 25)
+    monkeypatch.setattr("horovod_gradcomp.core.links.FUSED_BYTES", 25)
     _, early, late, *_ = parts("allreduce")  # 40 bytes: 2 messages, 6 steps each
     assert (early, late) == pytest.approx((12 * 0.5 + 6 * 0.1, 0.0))
     _, early, late, *_ = parts("allgather")  # 160 bytes: 7 messages, 3 steps each

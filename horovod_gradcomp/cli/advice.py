@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..core.codec import Codec, Shape
-from ..core.cost import Cluster, Cost, Job, Link, Speed, cheapest, cost, dense, exchanges
+from ..core.cost import Cost, Job, Speed, cheapest, cost, dense, exchanges
+from ..core.links import Cluster, Link
 from ..core.settings import Options, assemble, parse_codec
 from .costs import Costs
 

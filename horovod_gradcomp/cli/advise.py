@@ -12,8 +12,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..core.cost import EXCHANGES, Cluster, Cost, Link
+from ..core.cost import EXCHANGES, Cost
 from ..core.errors import SettingsError, explain
+from ..core.links import Cluster, Link
 from . import units
 from .advice import Advice, Candidate, Question, Row, candidates
 from .advice import advise as answer

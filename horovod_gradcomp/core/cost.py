@@ -1,29 +1,22 @@
 """How long a training step takes with each exchange, from the speed of links and of codecs.
 
-The alpha-beta model: a message of m bytes takes ``latency + m / bandwidth``, every link sends and
-receives at once, and the ranks of a host share its one network interface. With N ranks, L of them
-a host, H = N / L hosts, S bytes of gradients, P bytes of payload and ``t(m)`` the time of a message
-on the slowest link of a ring:
+With N ranks, L of them a host, H = N / L hosts, S bytes of gradients, P bytes of payload and
+``t(m)`` the time of a message of m bytes (:mod:`.links`):
 
-==============  ====================================================================
-exchange        time of its messages
-==============  ====================================================================
-``allreduce``   2 (N - 1) t(P / N): reduce-scatter, then allgather; P = S uncompressed
-``allgather``   (N - 1) t(P)
-``two_phase``   alltoall of P / N to each rank, then (N - 1) t(P / N)
+================  ==================================================================
+exchange          time of its messages
+================  ==================================================================
+``allreduce``     2 (N - 1) t(P / N): reduce-scatter, then allgather; P = S uncompressed
+``allgather``     (N - 1) t(P)
+``two_phase``     alltoall of P / N to each rank, then (N - 1) t(P / N)
 ``hierarchical``  2 (L - 1) t(S / L) inside the hosts, (H - 1) t(P) between them
-==============  ====================================================================
+================  ==================================================================
 
 A step is then the forward pass; the backward pass with encoding in between, during which what is
 encoded is already sent; what is left to send; and decoding.
 
-References: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication
-Operations in MPICH", 2005; P. Patarasuk and X. Yuan, "Bandwidth Optimal All-reduce Algorithms for
-Clusters of Workstations", 2009; S. Agarwal et al., "On the Utility of Gradient Compression in
-Distributed Training Systems", arXiv:2103.00543, for the step.
-
-Not in the model: protocol overhead, contention between hosts, the arithmetic of reductions, the
-cycle in which Horovod looks for tensors, and stragglers.
+Reference: S. Agarwal et al., "On the Utility of Gradient Compression in Distributed Training
+Systems", arXiv:2103.00543, for the step.
 """
 
 from __future__ import annotations
@@ -34,72 +27,7 @@ from typing import Callable
 
 from .codec import Combine
 from .errors import SettingsError, explain
-
-FUSED_BYTES = 128 * 2**20
-"""Most bytes of reduced or gathered tensors that Horovod packs into one message by default
-(``HOROVOD_FUSION_THRESHOLD``); an alltoall it never packs."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """A way between two ranks.
-
-    Attributes:
-        bandwidth: Bytes a second, in each direction.
-        latency: Seconds a message.
-    """
-
-    bandwidth: float
-    latency: float
-
-    def __post_init__(self) -> None:
-        _check_above("bandwidth", self.bandwidth, 0.0, closed=False)
-        _check_above("latency", self.latency, 0.0)
-
-    def seconds(self, nbytes: float) -> float:
-        """Return how long a message takes."""
-        return self.latency + nbytes / self.bandwidth
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Ranks on hosts, filled one after the other; the last may hold fewer.
-
-    Attributes:
-        ranks: All of them.
-        per_host: Ranks on a full host.
-        between: The network interface of a host, which its ranks share.
-        inside: From a rank to another one of its host.
-    """
-
-    ranks: int
-    per_host: int
-    between: Link
-    inside: Link
-
-    def __post_init__(self) -> None:
-        _check_above("ranks", self.ranks, 1)
-        _check_above("per_host", self.per_host, 1)
-
-    @property
-    def local(self) -> int:
-        """Ranks on the fullest host."""
-        return min(self.ranks, self.per_host)
-
-    @property
-    def hosts(self) -> int:
-        """Number of hosts."""
-        return math.ceil(self.ranks / self.per_host)
-
-    @property
-    def even(self) -> bool:
-        """Whether all hosts hold as many ranks."""
-        return self.ranks == self.hosts * self.local
-
-    def ring_step(self, nbytes: float) -> float:
-        """Return how long it takes until every rank has sent a message to the next."""
-        used = [self.between] * (self.hosts > 1) + [self.inside] * (self.local > 1)
-        return max((link.seconds(nbytes) for link in used), default=0.0)
+from .links import Cluster, alltoall, check_above, fused, ring_allgather, ring_allreduce
 
 
 @dataclass(frozen=True)
@@ -118,7 +46,7 @@ class Speed:
 
     def __post_init__(self) -> None:
         for name in ("encode", "decode", "decode_more"):
-            _check_above(name, getattr(self, name), 0.0, closed=False)
+            check_above(name, getattr(self, name), 0.0, closed=False)
 
     def encoding(self, nbytes: float) -> float:
         """Return the seconds to encode a gradient."""
@@ -153,9 +81,9 @@ class Job:
 
     def __post_init__(self) -> None:
         for name in ("raw", "payload", "forward", "backward"):
-            _check_above(name, getattr(self, name), 0.0)
+            check_above(name, getattr(self, name), 0.0)
         for name in ("buckets", "rounds"):
-            _check_above(name, getattr(self, name), 1)
+            check_above(name, getattr(self, name), 1)
 
 
 @dataclass(frozen=True)
@@ -186,36 +114,6 @@ class Cost:
         return self.early + self.late
 
 
-# One message after the other -------------------------------------------------------------------
-def ring_allreduce(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
-    """Return the seconds of a ring allreduce: a reduce-scatter and an allgather.
-
-    Args:
-        cluster: Who takes part.
-        nbytes: On each rank.
-        messages: Collectives that carry them.
-    """
-    steps = 2 * (cluster.ranks - 1)
-    return messages * steps * cluster.ring_step(nbytes / messages / cluster.ranks)
-
-
-def ring_allgather(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
-    """Return the seconds until every rank has the ``nbytes`` of every other."""
-    return messages * (cluster.ranks - 1) * cluster.ring_step(nbytes / messages)
-
-
-def alltoall(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
-    """Return the seconds until every rank has its N-th of every other's ``nbytes``.
-
-    The ranks of a host share its interface; what stays inside the host travels meanwhile.
-    """
-    part, local = nbytes / messages / cluster.ranks, cluster.local
-    others = cluster.ranks - local
-    out, stay = cluster.between, cluster.inside
-    between = others * (out.latency + local * part / out.bandwidth)
-    return messages * max(between, (local - 1) * stay.seconds(part))
-
-
 def pipeline(compute: float, transfer: float, pieces: int) -> float:
     """Return when the last of equal pieces has been sent, where each is sent once it is made.
 
@@ -225,11 +123,6 @@ def pipeline(compute: float, transfer: float, pieces: int) -> float:
     return max(compute + transfer / pieces, compute / pieces + transfer)
 
 
-def _fused(nbytes: float) -> int:
-    """Return how many messages Horovod makes of what waits for a busy link."""
-    return max(1, math.ceil(nbytes / FUSED_BYTES))
-
-
 # The exchanges ---------------------------------------------------------------------------------
 _Parts = tuple[float, float, float, float, float]
 """Encode, early, late, decode and host_bytes of :class:`Cost`."""
@@ -237,14 +130,14 @@ _Parts = tuple[float, float, float, float, float]
 
 def _allreduce(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     part = job.payload / job.rounds
-    moved = ring_allreduce(cluster, part, _fused(part))
+    moved = ring_allreduce(cluster, part, fused(part))
     late = (job.rounds - 1) * moved
     out = 2 * (cluster.ranks - 1) / cluster.ranks * job.payload
     return speed.encoding(job.raw), moved, late, speed.decoding(job.raw), out
 
 
 def _allgather(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
-    moved = ring_allgather(cluster, job.payload, _fused(cluster.ranks * job.payload))
+    moved = ring_allgather(cluster, job.payload, fused(cluster.ranks * job.payload))
     decode = speed.decoding(job.raw, cluster.ranks)
     return speed.encoding(job.raw), moved, 0.0, decode, (cluster.ranks - 1) * job.payload
 
@@ -252,7 +145,7 @@ def _allgather(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
 def _two_phase(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     ranks, local = cluster.ranks, cluster.local
     first = alltoall(cluster, job.payload, job.buckets)
-    second = ring_allgather(cluster, job.payload / ranks, _fused(job.payload))
+    second = ring_allgather(cluster, job.payload / ranks, fused(job.payload))
     # The rank's own part of every payload, encoded once more; then all parts.
     decode = speed.decoding(job.raw / ranks, ranks) + speed.encoding(job.raw / ranks)
     decode += speed.decoding(job.raw)
@@ -262,7 +155,7 @@ def _two_phase(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
 
 def _hierarchical(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     hosts, local = cluster.hosts, cluster.local
-    near, far = _fused(job.raw), _fused(hosts * job.payload)
+    near, far = fused(job.raw), fused(hosts * job.payload)
     inside = near * (local - 1) * cluster.inside.seconds(job.raw / near / local)
     # All ranks of a host send their parts of the payload at once.
     between = far * (hosts - 1) * cluster.between.seconds(job.payload / far)
@@ -323,12 +216,3 @@ def cheapest(combine: Combine, job: Job, cluster: Cluster, speed: Speed) -> Cost
     """Return the shortest step among the exchanges that suit how payloads combine."""
     every = [cost(name, job, cluster, speed) for name in exchanges(combine, cluster)]
     return min(every, key=lambda each: each.step)
-
-
-def _check_above(name: str, value: float, least: float, *, closed: bool = True) -> None:
-    good = isinstance(value, (int, float)) and (value >= least if closed else value > least)
-    if not good:  # NaN is neither
-        sign = ">=" if closed else ">"
-        raise SettingsError(
-            "cost: " + explain(got=f"{name}={value!r}", expected=f"{name} {sign} {least:g}")
-        )
