@@ -246,6 +246,7 @@ def test_unmeasured_codecs_are_never_chosen_but_may_be_ruled_out():
     answer = ask(slow)
     assert answer.chosen is None
     assert answer.reason.startswith("It cannot be told")
+    assert "bench codecs --framework torch --device cuda --json FILE" in answer.reason
     assert not any(row.measured for row in answer.rows)
     fast = ask(replace(slow, compute=1000.0))
     assert fast.reason.startswith("Do not compress.")

@@ -189,7 +189,7 @@ def advise(question: Question, among: Sequence[Candidate]) -> Advice:
     if best.speedup < WORTH_IT:
         return Advice(plain, every, None, _against(question, plain, best), limit)
     if not best.measured:
-        return Advice(plain, every, None, _unknown(plain, every), None)
+        return Advice(plain, every, None, _unknown(question, plain, every), None)
     short = [row for row in every if row.cost.step <= ALIKE * best.cost.step and row.measured]
     chosen = min(short, key=lambda row: row.error or 0.0)
     pays = [row for row in every if row.speedup >= WORTH_IT and row.measured]
@@ -246,14 +246,15 @@ def _in_favour(question: Question, plain: Cost, short: Sequence[Row], chosen: Ro
     )
 
 
-def _unknown(plain: Cost, every: Sequence[Row]) -> str:
+def _unknown(question: Question, plain: Cost, every: Sequence[Row]) -> str:
     best = every[0]
     budget = plain.step / WORTH_IT - best.cost.step
     return (
         "It cannot be told: what encoding and decoding cost here was not measured. At best, with "
         f"{best.codec}, a step takes {ms(best.cost.step)} instead of {ms(plain.step)}; it pays if "
-        f"both together take less than {ms(budget)}. Measure with 'gradcomp bench codecs --json "
-        "FILE' on such a machine and give --costs FILE."
+        f"both together take less than {ms(budget)}. Measure with 'gradcomp bench codecs "
+        f"--framework {question.framework} --device {question.device} --json FILE' on such a "
+        "machine and give --costs FILE."
     )
 
 
