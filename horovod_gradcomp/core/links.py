@@ -10,7 +10,8 @@ Operations in MPICH", 2005; P. Patarasuk and X. Yuan, "Bandwidth Optimal All-red
 Clusters of Workstations", 2009.
 
 Not in the model: protocol overhead, contention between hosts, the arithmetic of reductions, the
-cycle in which Horovod looks for tensors, and stragglers.
+cycle in which Horovod looks for tensors, stragglers, and that Gloo's allgather does not fill a link
+in both directions at once.
 """
 
 from __future__ import annotations
