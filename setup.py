@@ -85,7 +85,7 @@ setup(
         "Typing :: Typed",
     ],
     packages=find_packages(include=["horovod_gradcomp", "horovod_gradcomp.*"]),
-    package_data={"horovod_gradcomp": ["py.typed"]},
+    package_data={"horovod_gradcomp": ["py.typed", "cli/*.json"]},
     ext_modules=[KERNELS],
     cmdclass={"build_ext": BuildKernels},
     zip_safe=False,

@@ -56,6 +56,7 @@ def loaded_by(*modules):
         "horovod_gradcomp",
         "horovod_gradcomp.codecs",
         "horovod_gradcomp.ops",
+        "horovod_gradcomp.lab",
         *(
             f"horovod_gradcomp.core.{path.stem}"
             for path in sorted((PACKAGE / "core").glob("*.py"))
@@ -156,6 +157,7 @@ def allowed(path):
         "torch": {"torch", "horovod"},
         "tensorflow": {"tensorflow", "horovod"},
         "keras": {"tensorflow", "keras", "tf_keras", "horovod"},
+        "lab": {"horovod"},
     }.get(folder, set())
 
 

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from ..core.errors import SettingsError, explain
 from ..core.settings import parse_codec
+from . import costs
+from .network import network
 
 FORMS = (
     "none",
@@ -49,9 +51,8 @@ Row = dict[str, Any]
 app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Keep ``bench`` a group with named commands."""
+app.command("costs")(costs.write)
+app.command()(network)
 
 
 @app.command()

@@ -13,17 +13,23 @@ def main() -> None:
         sys.exit("gradcomp needs typer and rich: pip install 'horovod_gradcomp[cli]'")
     from ..core.errors import GradCompError
     from . import bench, docs
+    from .advise import advise
+    from .doctor import doctor
+    from .lab import lab
 
     app = typer.Typer(
         name="gradcomp",
-        help="Gradient compression for Horovod: measure it, describe it.",
+        help="Gradient compression for Horovod: whether it pays, what it costs, what there is.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
     )
+    app.command()(advise)
+    app.command()(doctor)
+    app.command()(lab)
     app.add_typer(bench.app, name="bench")
     app.add_typer(docs.app, name="docs")
     try:
         app()
-    except GradCompError as error:
+    except (GradCompError, OSError) as error:  # OSError: a file that cannot be written
         typer.echo(f"gradcomp: {error}", err=True)
         sys.exit(2)

@@ -1,0 +1,241 @@
+"""``gradcomp advise``: whether to compress, and how, before a cluster is paid for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..core.cost import EXCHANGES, Cost
+from ..core.errors import SettingsError, explain
+from ..core.links import Cluster, Link
+from . import units
+from .advice import Advice, Candidate, Question, Row, candidates
+from .advice import advise as answer
+from .bench import FORMS
+from .costs import Costs, copy_speed, load
+
+
+def advise(
+    params: str = typer.Option(..., help="Parameters of the model: 100e6, 25_000_000, 1.5B."),
+    workers: int = typer.Option(..., min=1, help="Ranks in all."),
+    bandwidth: str = typer.Option(
+        ..., help="Of a host's network interface, each way: 10gbit, 100Mb/s, 1.25GB/s."
+    ),
+    latency: str = typer.Option("50us", help="Of a message between hosts: 50us, 0.2ms."),
+    per_node: int = typer.Option(1, min=1, help="Ranks a host; they share its interface."),
+    inside_bandwidth: str = typer.Option("100gbit", help="Between two ranks of a host."),
+    inside_latency: str = typer.Option("10us", help="Of a message inside a host."),
+    compute_ms: float = typer.Option(
+        0.0, min=0.0, help="Forward and backward pass of a step on one rank; hides the exchange."
+    ),
+    overlap: bool = typer.Option(True, help="Whether gradients are sent while backward goes on."),
+    device: str = typer.Option("cpu", help="Where codecs run: cpu or gpu."),
+    framework: str = typer.Option("torch", help="torch or tensorflow."),
+    codec: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
+        None, help="Only this one, by its string form; several times for several."
+    ),
+    exchange: Optional[str] = typer.Option(  # noqa: UP045
+        None, help="Only this one for gathered payloads: allgather, two_phase or hierarchical."
+    ),
+    layer: str = typer.Option("1024x1024", help="Shape of a layer, for low-rank codecs."),
+    memcpy: Optional[str] = typer.Option(  # noqa: UP045
+        None, help="Speed of a plain copy, 6GB/s; default: measured now (gpu: as in --costs)."
+    ),
+    costs: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="What 'gradcomp bench codecs --json FILE' measured; default: packaged rows."
+    ),
+    json_file: Optional[Path] = typer.Option(  # noqa: UP045
+        None, "--json", help="Write volume, rows and advice to this file."
+    ),
+    plot: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="Draw step time over bandwidth into this file (needs matplotlib)."
+    ),
+) -> None:
+    """Say what a step costs with every codec, which one to use, or not to compress."""
+    _one_of("--device", device, ("cpu", "gpu"))
+    _one_of("--framework", framework, ("torch", "tensorflow"))
+    if exchange is not None:
+        _one_of("--exchange", exchange, [name for name in EXCHANGES if name != "allreduce"])
+    measured = load(costs)
+    copy = units.bandwidth(memcpy, "--memcpy") if memcpy else None
+    question = Question(
+        params=units.count(params, "--params"),
+        cluster=Cluster(
+            ranks=workers,
+            per_host=per_node,
+            between=_link(bandwidth, latency, "--bandwidth", "--latency"),
+            inside=_link(
+                inside_bandwidth, inside_latency, "--inside-bandwidth", "--inside-latency"
+            ),
+        ),
+        layer=units.shape(layer, "--layer"),
+        compute=compute_ms / 1e3,
+        overlap=overlap,
+        framework=framework,
+        device="cuda" if device == "gpu" else device,
+        copy=copy_speed() if copy is None and device == "cpu" else copy,
+        exchange=exchange,
+    )
+    among = candidates(question, codec or FORMS, measured)
+    advice = answer(question, among)
+    _show(Console(), question, advice, measured)
+    if json_file:
+        json_file.write_text(json.dumps(_report(question, advice, measured), indent=2) + "\n")
+    if plot:
+        _draw(plot, question, among, advice)
+
+
+def _link(bandwidth: str, latency: str, *options: str) -> Link:
+    return Link(units.bandwidth(bandwidth, options[0]), units.duration(latency, options[1]))
+
+
+def _one_of(option: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise SettingsError(
+            explain(got=f"{option} {value}", expected=f"one of {', '.join(allowed)}")
+        )
+
+
+def _volume(question: Question, advice: Advice) -> dict[str, float]:
+    """Return bytes a step: a rank's gradients, all ranks', and what leaves a host uncompressed."""
+    ranks = question.cluster.ranks
+    return {
+        "bytes_a_worker": question.raw,
+        "bytes_in_all": question.raw * ranks,
+        "ring_bytes_a_link": 2 * (ranks - 1) / ranks * question.raw,
+        "bytes_out_of_a_host": advice.dense.host_bytes,
+    }
+
+
+def _show(console: Console, question: Question, advice: Advice, measured: Costs) -> None:
+    cluster, volume = question.cluster, _volume(question, advice)
+    each, whole, ring = (units.show_bytes(v) for v in list(volume.values())[:3])
+    console.print(
+        f"\n{question.params:,} parameters, {cluster.ranks} workers on {cluster.hosts} hosts, "
+        f"{units.show_rate(cluster.between.bandwidth)}: a step makes {each} of gradients a worker, "
+        f"{whole} in all. A ring moves {ring} over each link.\n",
+        highlight=False,
+    )
+    # Wider than any table, so that none is cut, whatever the width of the terminal.
+    Console(width=500).print(_table(question, advice))
+    console.print(f"\n{advice.reason}", highlight=False, style="bold", soft_wrap=True)
+    for note in _notes(question, advice, measured):
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def _table(question: Question, advice: Advice) -> Table:
+    table = Table(
+        box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), caption="MB and ms a step"
+    )
+    table.add_column("codec", no_wrap=True)
+    table.add_column("exchange", no_wrap=True)
+    heads = ("MB", "coding", "sending", "step", "as fast,\ntimes", "left\nout, %")
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    plain = advice.dense
+    dense = ("uncompressed", plain.exchange, *_cells(question.raw, plain), "1.00", "0")
+    table.add_row(*dense, style="cyan", end_section=True)
+    for row in advice.rows:
+        cells = list(_cells(row.payload, row.cost))
+        if not row.measured:
+            cells[1], cells[3] = "?", f"> {cells[3]}"
+        table.add_row(
+            row.codec,
+            row.cost.exchange,
+            *cells,
+            f"{row.speedup:.2f}",
+            "?" if row.error is None else f"{100 * row.error:.3g}",
+            style="bold green" if row is advice.chosen else "",
+        )
+    return table
+
+
+def _cells(payload: float, cost: Cost) -> tuple[str, ...]:
+    times = (cost.encode + cost.decode, cost.transfer, cost.step)
+    return (f"{payload / 1e6:,.3g}", *(_short(1e3 * value) for value in times))
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+
+
+def _notes(question: Question, advice: Advice, measured: Costs) -> list[str]:
+    notes = []
+    if advice.pays_below is not None:
+        notes.append(f"Compression pays up to about {units.show_rate(advice.pays_below)} a host.")
+    if not question.compute:
+        notes.append(
+            "Without --compute-ms a step is its exchange alone: real steps gain less, since "
+            "computing takes its time and hides part of the exchange."
+        )
+    if any(row.measured for row in advice.rows):
+        about = measured.about
+        where = ", ".join(about[key] for key in ("machine", "date", "file") if key in about)
+        copy = question.copy and f", times a copy of {units.show_bytes(question.copy)}/s"
+        notes.append(f"Codecs as measured on {where}{copy or ''}.")
+    if advice.chosen:
+        notes.append(
+            "'left out' is the error of one encoding of Gaussian values; a memory sends it "
+            "later. Check accuracy before a long run."
+        )
+    return notes
+
+
+def _report(question: Question, advice: Advice, measured: Costs) -> dict[str, Any]:
+    chosen = advice.chosen
+    return {
+        "question": {
+            **{key: value for key, value in vars(question).items() if key != "cluster"},
+            "cluster": {
+                **vars(question.cluster),
+                "between": vars(question.cluster.between),
+                "inside": vars(question.cluster.inside),
+            },
+        },
+        "volume": _volume(question, advice),
+        "costs": measured.about,
+        "uncompressed": _times(advice.dense),
+        "rows": [_row(row) for row in advice.rows],
+        "advice": {
+            "compress": chosen is not None,
+            "codec": chosen and chosen.codec,
+            "exchange": chosen and chosen.cost.exchange,
+            "reason": advice.reason,
+            "pays_below_bytes_a_second": advice.pays_below,
+        },
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "codec": row.codec,
+        "payload_bytes": row.payload,
+        **_times(row.cost),
+        "speedup": row.speedup,
+        "rel_error": row.error,
+        "codec_time_counted": row.measured,
+    }
+
+
+def _times(cost: Cost) -> dict[str, Any]:
+    return {
+        "exchange": cost.exchange,
+        "encode_ms": 1e3 * cost.encode,
+        "transfer_ms": 1e3 * cost.transfer,
+        "decode_ms": 1e3 * cost.decode,
+        "step_ms": 1e3 * cost.step,
+        "bytes_out_of_a_host": cost.host_bytes,
+    }
+
+
+def _draw(path: Path, question: Question, among: Sequence[Candidate], advice: Advice) -> None:
+    from .plots import step_over_bandwidth
+
+    step_over_bandwidth(path, question, among, advice)

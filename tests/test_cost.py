@@ -1,0 +1,198 @@
+"""The cost model, against cases worked out by hand."""
+
+import math
+
+import pytest
+
+from horovod_gradcomp.core.codec import Combine
+from horovod_gradcomp.core.cost import (
+    EXCHANGES,
+    Job,
+    Speed,
+    cheapest,
+    cost,
+    dense,
+    exchanges,
+    pipeline,
+)
+from horovod_gradcomp.core.errors import SettingsError
+from horovod_gradcomp.core.links import Cluster, Link, alltoall, ring_allgather, ring_allreduce
+
+FAST = Link(bandwidth=1000.0, latency=0.0)
+SLOW = Link(bandwidth=100.0, latency=0.5)  # bytes and seconds that can be added up by hand
+FOUR = Cluster(ranks=4, per_host=1, between=SLOW, inside=FAST)
+PAIRS = Cluster(ranks=4, per_host=2, between=SLOW, inside=FAST)
+LONELY = Cluster(ranks=1, per_host=1, between=SLOW, inside=FAST)
+
+
+def test_ring_allreduce():
+    # 6 steps of 400 / 4 = 100 bytes: 0.5 + 1 second each.
+    assert ring_allreduce(FOUR, 400) == pytest.approx(9.0)
+    # In two messages: 12 steps of 50 bytes, 0.5 + 0.5 each.
+    assert ring_allreduce(FOUR, 400, messages=2) == pytest.approx(12.0)
+    # The slowest link rules; inside one host there is none of the slow ones.
+    assert ring_allreduce(PAIRS, 400) == pytest.approx(9.0)
+    assert ring_allreduce(Cluster(4, 4, SLOW, FAST), 400) == pytest.approx(6 * 0.1)
+    assert ring_allreduce(LONELY, 400) == 0
+
+
+def test_ring_allgather():
+    assert ring_allgather(FOUR, 50) == pytest.approx(3 * (0.5 + 0.5))
+    assert ring_allgather(FOUR, 50, messages=5) == pytest.approx(15 * (0.5 + 0.1))
+    assert ring_allgather(LONELY, 50) == 0
+
+
+def test_alltoall():
+    # 3 others, 100 of the 400 bytes to each.
+    assert alltoall(FOUR, 400) == pytest.approx(3 * 1.5)
+    # 2 ranks elsewhere; both ranks of the host send 100 bytes at a time over one interface.
+    assert alltoall(PAIRS, 400) == pytest.approx(2 * (0.5 + 2.0))
+    # All at home: 3 others, 100 bytes each.
+    assert alltoall(Cluster(4, 4, SLOW, FAST), 400) == pytest.approx(3 * 0.1)
+    assert alltoall(LONELY, 400) == 0
+
+
+def test_pipeline():
+    # Made at 1, 2, 3, 4; each takes half a second to send: the last one decides.
+    assert pipeline(4.0, 2.0, 4) == 4.5
+    # Each takes two seconds: the link decides, from when the first is made.
+    assert pipeline(4.0, 8.0, 4) == 9.0
+    assert pipeline(4.0, 8.0, 1) == 12.0  # in one piece nothing overlaps
+    for pieces in (1, 3, 7):
+        for compute, transfer in ((5.0, 1.0), (1.0, 5.0), (0.0, 2.0), (2.0, 0.0)):
+            ended = 0.0
+            for i in range(1, pieces + 1):
+                ended = max(ended, i / pieces * compute) + transfer / pieces
+            assert pipeline(compute, transfer, pieces) == pytest.approx(ended)
+
+
+def test_speed():
+    speed = Speed(encode=100.0, decode=200.0, decode_more=400.0)
+    assert speed.encoding(400) == 4.0
+    assert speed.decoding(400) == 2.0
+    assert speed.decoding(400, payloads=3) == 2.0 + 2 * 1.0
+    assert Speed().encoding(400) + Speed().decoding(400, payloads=9) == 0
+
+
+SPEED = Speed(encode=400.0, decode=800.0, decode_more=800.0)
+
+
+def parts(exchange, cluster=FOUR, **changed):
+    job = Job(**{"raw": 400, "payload": 40, "forward": 1.0, "backward": 2.0, **changed})
+    c = cost(exchange, job, cluster, SPEED)
+    return c.encode, c.early, c.late, c.decode, c.host_bytes, c.step
+
+
+def test_allreduce_of_payloads():
+    # 6 steps of 10 bytes: 0.6 each; encode 1, decode half a second.
+    expected = (1.0, 3.6, 0.0, 0.5, 60.0, 1 + 2 + 1 + 3.6 + 0.5)
+    assert parts("allreduce") == pytest.approx(expected)
+
+
+def test_rounds_wait_for_one_another():
+    # Each of two sums carries 20 bytes, 6 steps of 5: 0.55 each; the second cannot start early.
+    expected = (1.0, 3.3, 3.3, 0.5, 60.0, 1 + 2 + 1 + 6.6 + 0.5)
+    assert parts("allreduce", rounds=2) == pytest.approx(expected)
+
+
+def test_allgather():
+    # 3 steps of 40 bytes: 0.9 each; four payloads to decode.
+    expected = (1.0, 2.7, 0.0, 2.0, 120.0, 1 + 2 + 1 + 2.7 + 2.0)
+    assert parts("allgather") == pytest.approx(expected)
+
+
+def test_overlap():
+    # Backward and encoding take 3: half is sent until 1.5 + 1.35, the rest until 3 + 1.35.
+    expected = (1.0, 2.7, 0.0, 2.0, 120.0, 1 + (3 + 1.35) + 2.0)
+    assert parts("allgather", buckets=2) == pytest.approx(expected)
+    expected = (*expected[:-1], 1 + 3 + 2.7 + 2.0)
+    assert parts("allgather", buckets=2, overlap=False) == pytest.approx(expected)
+
+
+def test_two_phase():
+    # 3 messages of 10 bytes, twice. Decode four quarters, encode a quarter, decode all of one.
+    after = 0.5 + 0.25 + 0.5
+    expected = (1.0, 1.8, 1.8, after, 60.0, 1 + 2 + 1 + 3.6 + after)
+    assert parts("two_phase") == pytest.approx(expected)
+    # Two ranks a host: 2 messages of twice 10 bytes, then 3 of 10.
+    out = 2 * 2 * 10 + 3 * 10
+    expected = (1.0, 1.4, 1.8, after, out, 1 + 2 + 1 + 3.2 + after)
+    assert parts("two_phase", PAIRS) == pytest.approx(expected)
+
+
+def test_hierarchical():
+    # Inside: 200 bytes each way, 0.2 twice. Between: 40 bytes to one other host, 0.9.
+    # Half of the gradient to encode, and two payloads of it to decode.
+    expected = (0.0, 0.2, 1.1, 0.5 + 0.5, 40.0, 1 + 2 + 0.2 + 1.1 + 1.0)
+    assert parts("hierarchical", PAIRS) == pytest.approx(expected)
+
+
+def test_horovod_packs_what_waits(monkeypatch):
+    # Each message has its latency, in every step of every ring.
+    monkeypatch.setattr("horovod_gradcomp.core.links.FUSED_BYTES", 25)
+    _, early, late, *_ = parts("allreduce")  # 40 bytes: 2 messages, 6 steps each
+    assert (early, late) == pytest.approx((12 * 0.5 + 6 * 0.1, 0.0))
+    _, early, late, *_ = parts("allgather")  # 160 bytes: 7 messages, 3 steps each
+    assert (early, late) == pytest.approx((21 * 0.5 + 3 * 0.4, 0.0))
+    _, early, late, *_ = parts("two_phase", buckets=5)  # every alltoall by itself
+    assert (early, late) == pytest.approx((15 * 0.5 + 3 * 0.1, 6 * 0.5 + 3 * 0.1))
+    _, early, late, *_ = parts("hierarchical", PAIRS)  # no latency inside; 4 messages between
+    assert (early, late) == pytest.approx((0.2, 4 * 0.5 + 0.4 + 0.2))
+
+
+def test_nothing_leaves_the_only_host():
+    one = Cluster(ranks=4, per_host=8, between=SLOW, inside=FAST)
+    assert (one.hosts, one.local, one.even) == (1, 4, True)
+    assert parts("allgather", one)[4] == 0
+
+
+def test_one_rank_sends_nothing():
+    job = Job(raw=400, payload=400, forward=1.0, backward=2.0)
+    assert dense(job, LONELY).step == 3.0
+    assert dense(job, LONELY).transfer == 0
+
+
+def test_dense_is_an_allreduce_of_everything_at_no_cost():
+    job = Job(raw=400, payload=40, rounds=2, buckets=2)
+    assert dense(job, FOUR).step == pytest.approx(9.0)
+    assert dense(job, FOUR).decode == 0
+
+
+def test_which_exchanges_there_are():
+    uneven = Cluster(ranks=5, per_host=2, between=SLOW, inside=FAST)
+    assert (uneven.hosts, uneven.even) == (3, False)
+    assert exchanges(Combine.SUM, PAIRS) == exchanges(Combine.ROUNDS, PAIRS) == ("allreduce",)
+    assert exchanges(Combine.GATHER, LONELY) == ("allgather",)
+    assert exchanges(Combine.GATHER, FOUR) == ("allgather", "two_phase")
+    assert exchanges(Combine.GATHER, uneven) == ("allgather", "two_phase")
+    assert exchanges(Combine.GATHER, PAIRS) == ("allgather", "two_phase", "hierarchical")
+    assert {*exchanges(Combine.GATHER, PAIRS), "allreduce"} == set(EXCHANGES)
+
+
+def test_the_best_exchange_depends_on_payload_and_ranks():
+    link = Link(bandwidth=1.25e9, latency=50e-6)
+    few, many = (Cluster(ranks=n, per_host=1, between=link, inside=link) for n in (2, 64))
+    tiny, large = (Job(raw=4e8, payload=p) for p in (4e4, 1e8))
+    assert cheapest(Combine.GATHER, tiny, few, SPEED).exchange == "allgather"
+    assert cheapest(Combine.GATHER, large, many, Speed()).exchange == "two_phase"
+    crowded = Cluster(ranks=64, per_host=8, between=link, inside=Link(1e11, 1e-6))
+    assert cheapest(Combine.GATHER, large, crowded, Speed()).exchange == "hierarchical"
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Link(0.0, 0.0), "bandwidth > 0"),
+        (lambda: Link(1.0, -1.0), "latency >= 0"),
+        (lambda: Link(math.nan, 0.0), "got bandwidth=nan"),
+        (lambda: Cluster(0, 1, SLOW, FAST), "ranks >= 1"),
+        (lambda: Cluster(1, 0, SLOW, FAST), "per_host >= 1"),
+        (lambda: Speed(encode=0.0), "encode > 0"),
+        (lambda: Job(raw=-1, payload=0), "raw >= 0"),
+        (lambda: Job(raw=1, payload=1, buckets=0), "buckets >= 1"),
+        (lambda: cost("ring", Job(1, 1), FOUR, SPEED), "two_phase"),
+    ],
+)
+def test_what_cannot_be(build, message):
+    with pytest.raises(SettingsError, match=message):
+        build()
