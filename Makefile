@@ -45,10 +45,10 @@ make image-test   build the CPU image with docker, podman or buildah, and check 
 make gpu-check    everything that needs a GPU: laws, two ranks, measurements (6 minutes)
 make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 minutes, 6 GB)
 make env          only prepare: system packages, .venv, frameworks, Horovod, this package
-make clean        remove .venv and what the tools leave (kept Horovod wheels stay)
+make clean        remove .venv, .venv-gpu and what the tools leave (kept Horovod wheels stay)
 
-Each of demo, convergence, test, lint and gpu-check prepares first. The first time takes about 15 minutes,
-most of it Horovod's build, afterwards seconds.
+Each of demo, convergence, test, lint and gpu-check prepares first. The first time
+takes about 15 minutes, most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
   PIP_ARGS     arguments of pip install. PyPI's torch for Linux brings several GB of
@@ -173,5 +173,5 @@ gpu-compile-check:
 
 clean:
 	rm -f -- horovod_gradcomp/native/*.so
-	rm -rf -- $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf -- $(VENV) .venv-gpu build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf -- {} +
