@@ -78,12 +78,14 @@ RUN rm -rf /opt/venv/lib/python3*/site-packages/tensorflow/include \
 
 # ------------------------------------------------------------------ --target devel
 FROM build AS devel
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 COPY --from=files / /opt/gradcomp/
 RUN bash /opt/gradcomp/image/setup.sh
 USER 1000:1000
 
 # ------------------------------------------------------------------ the image
 FROM base AS runtime
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 COPY --from=trimmed /opt/venv /opt/venv
 COPY --from=files / /opt/gradcomp/
 RUN bash /opt/gradcomp/image/setup.sh

@@ -38,7 +38,7 @@ RUN apt-get update \
         python3 python3-dev python3-venv tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/* /etc/ssh/ssh_host_* \
     && python3 -m venv /opt/venv
-ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin \
+ENV PATH=/opt/venv/bin:/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LANG=C.UTF-8 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 
 ARG FRAMEWORK
@@ -100,7 +100,7 @@ COPY --from=trimmed /opt/venv /opt/venv
 COPY --from=files / /opt/gradcomp/
 RUN bash /opt/gradcomp/image/setup.sh
 # The container runtime mounts the driver where these are set; NVIDIA's images set them too.
-ENV PATH=/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
+ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
     LANG=C.UTF-8 TF_CPP_MIN_LOG_LEVEL=3 GRADCOMP_NCCL=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 ARG FRAMEWORK

@@ -24,6 +24,7 @@ find_key() {
 }
 
 make_key() {
+    ! find_key >/dev/null || return 0
     if [[ ! -w $folder ]]; then
         echo "entrypoint: $folder holds no key and cannot be written to: mount a volume that user $(id -u) may write" >&2
         exit 3
