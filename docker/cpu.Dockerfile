@@ -79,6 +79,10 @@ RUN rm -rf /opt/venv/lib/python3*/site-packages/tensorflow/include \
 # ------------------------------------------------------------------ --target devel
 FROM build AS devel
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+# Gloo crashes where a container's own name has no address: this library gives it one.
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libnss-myhostname \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 COPY --from=files / /opt/gradcomp/
 RUN bash /opt/gradcomp/image/setup.sh
 USER 1000:1000
@@ -86,6 +90,10 @@ USER 1000:1000
 # ------------------------------------------------------------------ the image
 FROM base AS runtime
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+# Gloo crashes where a container's own name has no address: this library gives it one.
+RUN apt-get update \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libnss-myhostname \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/*
 COPY --from=trimmed /opt/venv /opt/venv
 COPY --from=files / /opt/gradcomp/
 RUN bash /opt/gradcomp/image/setup.sh

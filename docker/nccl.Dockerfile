@@ -32,9 +32,10 @@ FROM nvidia/cuda:${CUDA_TENSORFLOW}-base-${UBUNTU} AS runtime-tensorflow
 
 # ------------------------------------------------------------------ Python, framework, Horovod
 FROM ${DEVEL_BASE} AS build
+# libnss-myhostname: Gloo crashes where a container's own name has no address.
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        build-essential ca-certificates cmake libopenmpi-dev openmpi-bin openssh-client openssh-server \
+        build-essential ca-certificates cmake libnss-myhostname libopenmpi-dev openmpi-bin openssh-client openssh-server \
         python3 python3-dev python3-venv tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/* /etc/ssh/ssh_host_* \
     && python3 -m venv /opt/venv
@@ -94,7 +95,7 @@ USER 1000:1000
 FROM ${RUNTIME_BASE} AS runtime
 RUN apt-get update \
     && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
-        ca-certificates libgomp1 openmpi-bin openssh-client openssh-server python3 tini \
+        ca-certificates libgomp1 libnss-myhostname openmpi-bin openssh-client openssh-server python3 tini \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/* /var/log/* /etc/ssh/ssh_host_*
 COPY --from=trimmed /opt/venv /opt/venv
 COPY --from=files / /opt/gradcomp/

@@ -28,9 +28,18 @@ failed=0
 skipped=0
 
 check() { # check TEXT COMMAND...: prints the last line of what the command said
-    local text=$1 start=$SECONDS code=0
+    local text=$1 start=$SECONDS code=0 running watch
     shift
-    timeout 600 "$@" >"$log/out" 2>&1 </dev/null || code=$?
+    # Not by timeout(1), which knows no functions; a process group of its own ends as one.
+    set -m
+    "$@" >"$log/out" 2>&1 </dev/null &
+    running=$!
+    set +m
+    (sleep 600 && kill -- "-$running") >/dev/null 2>&1 &
+    watch=$!
+    wait "$running" || code=$?
+    kill "$watch" 2>/dev/null
+    wait "$watch" 2>/dev/null
     if ((code == 0)); then
         printf 'ok      %-46s %4d s  %s\n' "$text" $((SECONDS - start)) "$(grep -v '^ *$' "$log/out" | tail -n 1 | cut -c 1-120)"
     else
