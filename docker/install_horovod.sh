@@ -418,8 +418,8 @@ check_needs() {
             [[ -z $dir ]] || include+=("-I$dir")
         done
         # Its headers include CUDA's, so only look for the file.
-        echo '__has_include(<nccl.h>)' | "${compiler[@]}" "${include[@]}" -x c++ -E -P - 2>/dev/null | grep -q 1 ||
-            need 'nccl.h: set HOROVOD_NCCL_HOME'
+        printf '#if !__has_include(<nccl.h>)\n#error none\n#endif\n' |
+            "${compiler[@]}" "${include[@]}" -x c++ -E - >/dev/null 2>&1 || need 'nccl.h: set HOROVOD_NCCL_HOME'
     fi
     ((${#missing[@]} == 0)) && return
     complain 'needed to build Horovod, but missing:'

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from table import row, run
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-from training import average, convolutional_net, digits, weights_equal
+from training import average, convolutional_net, device, digits, weights_equal
 
 from horovod_gradcomp.torch import Compression
 
@@ -33,7 +33,8 @@ def train(
     loader = DataLoader(train_set, batch, sampler=sampler, drop_last=True)
     tests = DataLoader(test_set, 500, sampler=DistributedSampler(test_set, hvd.size(), hvd.rank()))
 
-    model = convolutional_net()
+    where = device()
+    model = convolutional_net().to(where)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr * hvd.size(), momentum=momentum)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     hvd.broadcast_optimizer_state(optimizer, root_rank=0)
@@ -51,7 +52,7 @@ def train(
         for images, labels in loader:
             start = time.perf_counter()
             optimizer.zero_grad()
-            loss = F.cross_entropy(model(images), labels)
+            loss = F.cross_entropy(model(images.to(where)), labels.to(where))
             loss.backward()
             optimizer.step()
             steps.append(time.perf_counter() - start)
@@ -62,7 +63,7 @@ def train(
 
     model.eval()
     with torch.no_grad():
-        right = [(model(x).argmax(1) == y).float().mean().item() for x, y in tests]
+        right = [(model(x.to(where)).argmax(1).cpu() == y).float().mean().item() for x, y in tests]
     return row(
         name,
         accuracy=average(statistics.mean(right), "accuracy"),

@@ -31,10 +31,18 @@ def convolutional_net() -> nn.Module:
     )
 
 
+def device() -> torch.device:
+    """Return this rank's GPU where there is one; ranks share when there are too few."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def average(value: float, name: str) -> float:
     return float(hvd.allreduce(torch.tensor(value), name=name))
 
 
 def weights_equal(model: nn.Module) -> bool:
-    state = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    state = b"".join(p.detach().cpu().numpy().tobytes() for p in model.parameters())
     return len(set(hvd.allgather_object(hashlib.sha256(state).hexdigest()))) == 1

@@ -106,6 +106,20 @@ class PlainTorch(Torch):
         self.xp = without_kernels(self.xp)
 
 
+class TorchOn(PlainTorch):
+    """Tensor operations on another device, such as "cuda"; not one of the usual paths."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.path, self.device = f"torch_{device}", device
+
+    def tensor(self, values: Any) -> Any:
+        return super().tensor(values).to(self.device)
+
+    def array(self, tensor: Any) -> np.ndarray:
+        return super().array(tensor.cpu())
+
+
 class TensorFlow(Framework):
     name, path, tiny = "tensorflow", "tensorflow", 2.0**-126
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from ..core.codec import Codec, Shape
 from ..core.cost import Cost, Job, Speed, cheapest, cost, dense, exchanges
 from ..core.links import Cluster, Link
-from ..core.settings import Options, assemble, parse_codec
+from ..core.options import Options
+from ..core.settings import assemble, parse_codec
 from .costs import Costs
 
 WORTH_IT = 1.05
