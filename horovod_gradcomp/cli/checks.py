@@ -9,12 +9,14 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ FRAMEWORKS = ("torch", "tensorflow")
 _BUILD = "docker/install_horovod.sh of this package's sources builds Horovod for what is installed"
 _FLAGS = {"torch": "HOROVOD_WITH_PYTORCH=1", "tensorflow": "HOROVOD_WITH_TENSORFLOW=1"}
 _IMPORT_SECONDS = 180
+_MARK = "GRADCOMP_DOCTOR"
+"""Environment variable by which the processes of a run are known."""
 
 _PROBE = """
 import json, sys
@@ -218,7 +222,8 @@ def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
     """Return the exit code, None for a run that was stopped, and the output."""
     outer = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL", "HOROVOD_CROSS", "OMPI_COMM_")
     env = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-    env = {**env, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
+    mark = f"{_MARK}={secrets.token_hex(8)}"
+    env = {**env, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", _MARK: mark.split("=")[1]}
     root = str(Path(__file__).resolve().parents[2])
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as output:
@@ -234,15 +239,27 @@ def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
             code: int | None = process.wait(timeout)
         except subprocess.TimeoutExpired:
             code = None
-            process.terminate()  # horovodrun ends its ranks, which have sessions of their own
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(10)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            _end_marked(mark)
         output.seek(0)
         return code, output.read().decode(errors="replace")
+
+
+def _end_marked(mark: str) -> None:
+    """End every process that carries a variable: horovodrun gives its ranks their own sessions."""
+    while True:
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+                if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(entry.name), signal.SIGKILL)
+                    found.append(entry)
+        if not found:
+            return
+        time.sleep(0.05)
 
 
 def _reason(output: str) -> str:
