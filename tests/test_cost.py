@@ -165,8 +165,8 @@ def test_which_exchanges_there_are():
     assert exchanges(Combine.GATHER, LONELY) == ("allgather",)
     assert exchanges(Combine.GATHER, FOUR) == ("allgather", "two_phase")
     assert exchanges(Combine.GATHER, uneven) == ("allgather", "two_phase")
-    assert exchanges(Combine.GATHER, PAIRS) == ("allgather", "two_phase", "hierarchical")
-    assert {*exchanges(Combine.GATHER, PAIRS), "allreduce"} == set(EXCHANGES)
+    assert exchanges(Combine.GATHER, PAIRS) == ("allgather", "two_phase")
+    assert {*exchanges(Combine.GATHER, PAIRS), "allreduce", "hierarchical"} == set(EXCHANGES)
 
 
 def test_the_best_exchange_depends_on_payload_and_ranks():
@@ -175,8 +175,6 @@ def test_the_best_exchange_depends_on_payload_and_ranks():
     tiny, large = (Job(raw=4e8, payload=p) for p in (4e4, 1e8))
     assert cheapest(Combine.GATHER, tiny, few, SPEED).exchange == "allgather"
     assert cheapest(Combine.GATHER, large, many, Speed()).exchange == "two_phase"
-    crowded = Cluster(ranks=64, per_host=8, between=link, inside=Link(1e11, 1e-6))
-    assert cheapest(Combine.GATHER, large, crowded, Speed()).exchange == "hierarchical"
 
 
 @pytest.mark.parametrize(

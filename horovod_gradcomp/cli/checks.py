@@ -170,7 +170,8 @@ def _keras() -> Finding:
         "keras",
         DOUBTFUL,
         f"{version}: hvd.DistributedOptimizer never reduces the gradients of a Keras 3 optimizer",
-        "hvd.DistributedGradientTape in a loop of your own, or tf_keras with TF_USE_LEGACY_KERAS=1",
+        "horovod_gradcomp.keras.DistributedOptimizer, or hvd.DistributedGradientTape in a loop of "
+        "your own",
     )
 
 

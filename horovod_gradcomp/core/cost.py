@@ -173,18 +173,13 @@ EXCHANGES: dict[str, Callable[[Job, Cluster, Speed], _Parts]] = {
 
 
 def exchanges(combine: Combine, cluster: Cluster) -> tuple[str, ...]:
-    """Return which exchanges there are for payloads that combine so.
+    """Return which exchanges the front ends have for payloads that combine so.
 
-    ``two_phase`` needs two ranks, ``hierarchical`` several hosts with as many ranks each.
+    ``two_phase`` needs two ranks. ``hierarchical`` is not among them: no front end has it.
     """
     if combine is not Combine.GATHER:
         return ("allreduce",)
-    found = ["allgather"]
-    if cluster.ranks > 1:
-        found.append("two_phase")
-    if cluster.hosts > 1 and cluster.local > 1 and cluster.even:
-        found.append("hierarchical")
-    return tuple(found)
+    return ("allgather", "two_phase") if cluster.ranks > 1 else ("allgather",)
 
 
 def cost(exchange: str, job: Job, cluster: Cluster, speed: Speed) -> Cost:
