@@ -36,8 +36,8 @@ def settle(
     """
     ranks = list(process_set.ranks or range(process_set.size()))
 
-    def complain(gathered: Tensor) -> bool:
-        every = [json.loads(text) for text in bytes(gathered.numpy().tolist()).splitlines()]
+    def complain(gathered: Any) -> bool:
+        every = [json.loads(text) for text in bytes(gathered.tolist()).splitlines()]
         check(dict(zip(ranks, every)))
         return True
 
@@ -57,7 +57,7 @@ def settle(
         told = tf.cond(
             same,
             lambda: tf.constant(True),
-            lambda: tf.ensure_shape(tf.py_function(complain, [every], tf.bool), []),
+            lambda: tf.ensure_shape(tf.numpy_function(complain, [every], tf.bool), []),
         )
         with tf.control_dependencies([alike.assign(told)]):
             return tf.identity(told)

@@ -113,7 +113,7 @@ def resize_state(checkpoint: Any, paths: Sequence[str], compression: Compressor)
         for path in paths:
             checkpoint.read(path).assert_existing_objects_matched()
             sums = [total + tf.cast(v, tf.float64) for total, v in zip(sums, memories)]
-            counts.append([int(v.numpy()) for v in others])
+            counts.append([int(v) for v in others])
     finally:
         compression._manifest.collected = None
     faults = _faults(found, counts, compression._manifest)

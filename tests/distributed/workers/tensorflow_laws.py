@@ -125,7 +125,7 @@ def overflow():
         ("topk", 1, tf.float32, 2e38, {}),  # a bias, which is not compressed
         ("topk", 2, tf.float16, 6e4, {}),
         ("randomk", 0, tf.float32, 2e38, {"graph": False}),
-        ("acp:rank=2,max_rate=1.0", 0, tf.float16, 6e4, {}),
+        ("fp16", 0, tf.float16, 6e4, {}),
         ("topk:ratio=0.1,memory=ef21", 2, tf.float32, 2e38, {}),
     ):
         text, _, memory = codec.partition(",memory=")
