@@ -3,8 +3,6 @@
 Run it on two local ranks, with one or several kinds of compression one after the other:
 
     horovodrun -np 2 python examples/keras_mnist.py --compression topk:ratio=0.01
-
-With ``KERAS_BACKEND=torch`` it trains on torch.
 """
 
 from __future__ import annotations
