@@ -346,7 +346,7 @@ def confine_(positions: Tensor, count: int, damage: Tensor) -> Tensor:
 def known(x: Tensor) -> list[float] | None:
     if not tf.executing_eagerly() or "GPU" in x.device:
         return None
-    return [float(value) for value in tf.reshape(x, [-1]).numpy()]
+    return [float(value) for value in tf.unstack(tf.reshape(x, [-1]))]
 
 
 def take(x: Tensor, positions: Tensor) -> Tensor:
