@@ -67,6 +67,14 @@ def swap(data, a, b):
     return data
 
 
+def twice(data, a, b):
+    """Repeat a word, or half a one."""
+    width = 2 + 2 * (b % 2)
+    at = width * (1 + a % max(1, data.size // width - 1))
+    data[at : at + width] = data[at - width : at][: data[at : at + width].size]
+    return data
+
+
 def overwrite(data, a, b):
     """Write an extreme word over and over."""
     word = EXTREMES[a % len(EXTREMES)].astype(np.int64).astype(np.uint32)
@@ -84,8 +92,9 @@ def extend(data, a, b):
     return np.concatenate([data, noise(data, a, b)[: 1 + b % data.size]])
 
 
+KINDS = (noise, flip, twice, swap, overwrite, cut, extend)
 ACCIDENTS = st.lists(
-    st.tuples(st.sampled_from([noise, flip, flip, swap, overwrite, cut, extend]), WORDS, WORDS),
+    st.tuples(st.sampled_from(KINDS), WORDS, WORDS),
     min_size=1,
     max_size=3,
 )

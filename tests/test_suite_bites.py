@@ -551,7 +551,7 @@ def test_no_memory_is_not_a_residual():
 def positions_are_checked(fw):
     for form in test_damage.FORMS:
         for seed in range(20):
-            for happen in (test_damage.noise, test_damage.flip, test_damage.overwrite):
+            for happen in (test_damage.noise, test_damage.flip, test_damage.twice):
                 test_damage.are_checked(fw, form, [(happen, seed * 7919, seed * 104_729)])
 
 
