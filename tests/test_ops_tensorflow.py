@@ -254,6 +254,16 @@ CASES = {
     ],
     "sort": [(lambda xp, a: xp.sort(a), [LONGS])],
     "fix_size": [(lambda xp, m: xp.fix_size(xp.positions_of(m), int(MASK.sum())), [MASK])],
+    "fit": [
+        (lambda xp, a, n=n, i=i: xp.fit(a, n)[i], [X])
+        for n in (X.size - 1, X.size, X.size + 3)
+        for i in (0, 1)
+    ],
+    "confine_": [
+        (lambda xp, at: xp.confine_(at, 4104, xp.zeros(1, "float32", at)), [WHERE]),
+        (lambda xp, at: xp.confine_(at, 5, xp.cast(at[:1] < 0, "float32")), [WHERE - 1000]),
+    ],
+    "known": [(lambda xp, a: a if xp.known(a[:2]) in (None, X[:2].tolist()) else a[:0], [X])],
     "take": [(lambda xp, a, at: xp.take(a, at), [X, WHERE])],
     "put_": [(lambda xp, a, at, v: xp.put_(a, at, v), [X, WHERE, SMALL])],
     "mark": [(lambda xp, at: xp.mark(4104, at), [WHERE])],

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from horovod_gradcomp.codecs.acp import ACP
 from horovod_gradcomp.codecs.fp16 import FP16
@@ -18,10 +19,19 @@ from horovod_gradcomp.codecs.none import NoneCodec
 from horovod_gradcomp.codecs.randomk import RandomK
 from horovod_gradcomp.codecs.topk import TopK
 from horovod_gradcomp.core import exchange, select
-from horovod_gradcomp.core.codec import Bias, Encoded, Finished
+from horovod_gradcomp.core.codec import Bias, Encoded
 from horovod_gradcomp.core.exchange import Carrier
 from horovod_gradcomp.core.memory import NoMemory, Residual
-from tests import checks, frameworks, lockstep, table, test_bits, test_imports, test_random
+from tests import (
+    checks,
+    frameworks,
+    lockstep,
+    table,
+    test_bits,
+    test_damage,
+    test_imports,
+    test_random,
+)
 from tests.conformance import test_every_codec, test_linear, test_randomk, test_topk
 
 FW = frameworks.load("torch")
@@ -449,8 +459,8 @@ class OwnViewOfTheSum(TopK):
     calls: itertools.count = field(default_factory=itertools.count, compare=False)
 
     def finish(self, xp, payloads, numel, call, *, scale):
-        total, shared = super().finish(xp, payloads, numel, call, scale=scale)
-        return Finished(total * (1 + next(self.calls) % 2 * 1e-7), shared)
+        done = super().finish(xp, payloads, numel, call, scale=scale)
+        return done._replace(total=done.total * (1 + next(self.calls) % 2 * 1e-7))
 
 
 class OwnShare(ACP):
@@ -533,6 +543,57 @@ def test_no_memory_is_not_a_residual():
     lossy = ranks(memory=NoMemory())
     lossy.codec = ErrorOfTheWrongSign(ratio=0.1)
     caught(checks.books_balance, lossy)
+
+
+# Damaged payloads -------------------------------------------------------------------------------
+
+
+def positions_are_checked(fw):
+    for form in test_damage.FORMS:
+        for seed in range(20):
+            for happen in (test_damage.noise, test_damage.flip, test_damage.twice):
+                test_damage.are_checked(fw, form, [(happen, seed * 7919, seed * 104_729)])
+
+
+POSITION_FAULTS = {
+    "out of range": {"confine_": lambda positions, count, damage: positions},
+    "equal ones": {"less": lambda a, b: a <= b if torch.is_tensor(b) else a < b},
+    "another number": {"fit": lambda x, count: (FW.xp.fit(x, count)[0], torch.tensor(True))},
+    "one end": {"logical_and": lambda a, b: a},
+}
+
+
+@pytest.mark.parametrize("fault", POSITION_FAULTS)
+def test_positions_that_are_not_checked(fault):
+    caught(positions_are_checked, with_ops(**POSITION_FAULTS[fault]))
+
+
+def test_checked_positions():
+    positions_are_checked(FW)
+
+
+class Beyond(Edited):
+    """Writes one element behind its result."""
+
+    def finish(self, xp, payloads, numel, call, *, scale):
+        done = super().finish(xp, payloads, numel, call, scale=scale)
+        done.total.as_strided((1,), (1,), done.total.storage_offset() + numel).fill_(1)
+        return done
+
+
+class Careless(Edited):
+    """Works in a payload's own storage."""
+
+    def finish(self, xp, payloads, numel, call, *, scale):
+        done = super().finish(xp, payloads, numel, call, scale=scale)
+        payloads[1][:1] += 1
+        return done
+
+
+@pytest.mark.parametrize("cls", [Beyond, Careless])
+def test_writing_where_it_does_not_belong(cls):
+    test_damage.survives(FW, TopK(), table.whole(1000), [], True)
+    caught(test_damage.survives, FW, cls(), table.whole(1000), [], True)
 
 
 # The carrier ----------------------------------------------------------------------------------

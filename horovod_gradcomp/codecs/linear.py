@@ -63,6 +63,7 @@ class Linear(BlockCodec):
     """
 
     headers: ClassVar[int] = 2
+    ranges: ClassVar[tuple[tuple[float, float], ...]] = ((-_LARGEST, _LARGEST), (0.0, _LARGEST))
 
     bits: int = 8
     block: int = 1024

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.blocks import SMALLEST, BlockCodec
-from ..core.codec import Bias, Call, Tensor, check_count
+from ..core.codec import LARGEST, Bias, Call, Tensor, check_count
 from ..core.kernel import Kernel
 
 
@@ -54,6 +54,7 @@ class OneBit(BlockCodec):
     """
 
     headers: ClassVar[int] = 2
+    ranges: ClassVar[tuple[tuple[float, float], ...]] = ((0.0, LARGEST), (-LARGEST, 0.0))
 
     block: int = 1024
 

@@ -14,7 +14,19 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from . import bits as packing
-from .codec import Call, Codec, Combine, Encoded, Extent, Tensor, is_one, numels
+from . import damage
+from .codec import (
+    LARGEST,
+    Call,
+    Codec,
+    Combine,
+    Encoded,
+    Extent,
+    Finished,
+    Tensor,
+    is_one,
+    numels,
+)
 from .kernel import Kernel, own_kernel
 from .payload import Layout, Section
 
@@ -40,6 +52,8 @@ class BlockCodec(Codec):
     combine: ClassVar[Combine] = Combine.GATHER
     encodes_all: ClassVar[bool] = True
     headers: ClassVar[int] = 1
+    ranges: ClassVar[tuple[tuple[float, float], ...]] = ((0.0, LARGEST),)
+    """Least and greatest value of each header that :meth:`quantize` returns of finite values."""
 
     @property
     @abstractmethod
@@ -163,6 +177,26 @@ class BlockCodec(Codec):
             inputs = [tensor for pair in zip(heads, packs) for tensor in pair]
             pieces += xp.map_rows(one, inputs, [part.rows_of(xp, out)])
         return out if kernels else xp.join_flat(out, pieces)
+
+    def finish(
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
+    ) -> Finished:
+        total = self.decode(xp, payloads, numel, call, scale=scale)
+        layout = self._layout(self._parts(call.sizes(numel)))
+        wrong = [self._damage(xp, layout.open(xp, payload)[0]) for payload in payloads]
+        return Finished(total, (), damage.joined(xp, wrong))
+
+    def _damage(self, xp: Any, head: Tensor) -> Tensor | None:
+        """Return what is wrong with a payload's headers."""
+        if not self.header_count:
+            return None
+        outside = None
+        for i, (low, high) in enumerate(self.ranges):
+            column = head[:, i : i + 1]
+            # NaN equals nothing, whatever it is cut to.
+            one = xp.logical_not(xp.equal(xp.clamp_(xp.copy(column), low, high), column))
+            outside = one if outside is None else xp.logical_or(outside, one)
+        return damage.unless(xp, xp.equal(xp.count_true(outside), 0), damage.HEADERS)
 
     def _layout(self, parts: Sequence[_Part]) -> Layout:
         rows = sum(part.rows for part in parts)

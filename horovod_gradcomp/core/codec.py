@@ -73,6 +73,9 @@ class Finished(NamedTuple):
     shared: tuple[Tensor, ...] = ()
     """The codec's next shared state, see :attr:`Codec.slots`."""
 
+    damage: Tensor | None = None
+    """What is wrong with each payload, see :mod:`.damage`; None where nothing can be."""
+
 
 Rounds = Generator[Tensor, Tensor, tuple[Finished, Union[Tensor, None]]]
 """Yields float payloads, receives their sums, returns the sum of all and what this rank left."""
@@ -202,7 +205,10 @@ class Codec(ABC):
     def finish(
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Finished:
-        """Return what :meth:`decode` does and the next shared state."""
+        """Return what :meth:`decode` does, the next shared state, and what is damaged.
+
+        Payloads may hold any bytes, of the right number.
+        """
         return Finished(self.decode(xp, payloads, numel, call, scale=scale))
 
     def rounds(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Rounds:

@@ -15,6 +15,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
+from . import damage
 from .codec import Call, Codec, Combine, Tensor, is_one
 from .errors import ExchangeError, explain
 from .payload import FLAG_BYTES
@@ -94,6 +95,9 @@ class Outcome(NamedTuple):
     owed: Tensor | None = None
     """What the reducing side of this rank left out, where it has a memory."""
 
+    damage: Tensor | None = None
+    """What is wrong with each payload, where it could not be read here, see :mod:`.damage`."""
+
 
 Exchange = Generator[Request, Reply, Outcome]
 
@@ -143,12 +147,13 @@ def _gather(
     sizes = [codec.wire_bytes(*call.extents(numel)) + FLAG_BYTES] * call.size
     reply = yield Gather(payload if flag is None else xp.set_flag_(payload, flag), sizes)
     if reply.refused:
-        decoded, _ = codec.finish(xp, [payload], numel, call, scale=1.0)
+        decoded = codec.finish(xp, [payload], numel, call, scale=1.0).total
         return (yield from reduce_decoded(xp, codec, decoded, flag, error, kept, name))
     check_sizes(xp, reply.payloads, sizes, name)
+    done = codec.finish(xp, reply.payloads, numel, call, scale=reply.scale)
     bad = flags(xp, reply.payloads) if agreed is None else agreed
-    total, shared = codec.finish(xp, reply.payloads, numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad, shared, kept)
+    bad = damage.settle(xp, name, done.damage, bad)
+    return Outcome(xp.spoil_(done.total, bad), error, bad, done.shared, kept, None, done.damage)
 
 
 def reduce_decoded(
@@ -196,12 +201,12 @@ def check_sizes(xp: Any, payloads: Sequence[Tensor], sizes: Sequence[int], name:
 
 
 def flags(xp: Any, payloads: Sequence[Tensor]) -> Tensor:
-    """Return 0, or NaN where any payload says that its input was not finite."""
-    bad = None
-    for payload in payloads:
-        flag = xp.flag_of(payload)
-        bad = flag if bad is None else xp.add(bad, flag)
-    return bad
+    """Return 0, or NaN where any payload says that its input was not finite.
+
+    Whatever is not 0 says so.
+    """
+    each = xp.concat([xp.reshape(xp.flag_of(payload), (1,)) for payload in payloads], 0)
+    return xp.badness(xp.where(xp.equal(each, 0.0), each, float("nan")))
 
 
 def _reduce(
@@ -219,8 +224,8 @@ def _reduce(
     reply = yield request(payload if flag is None else xp.poison_(payload, flag))
     (reduced,) = reply.payloads
     bad = xp.badness(reduced[:1]) if agreed is None else agreed
-    total, shared = codec.finish(xp, [reduced], numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad, shared, kept)
+    done = codec.finish(xp, [reduced], numel, call, scale=reply.scale)
+    return Outcome(xp.spoil_(done.total, bad), error, bad, done.shared, kept)
 
 
 _sum = functools.partial(_reduce, request=Sum)
@@ -248,11 +253,10 @@ def _rounds(
         try:
             payload = run.send(summed)
         except StopIteration as end:
-            (total, shared), error = end.value
+            done, error = end.value
             break
-    if not is_one(reply.scale):
-        total = xp.scale_(total, reply.scale)
-    return Outcome(xp.spoil_(total, bad), error, bad, shared)
+    total = done.total if is_one(reply.scale) else xp.scale_(done.total, reply.scale)
+    return Outcome(xp.spoil_(total, bad), error, bad, done.shared)
 
 
 class Carrier:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import bits
+from . import bits, damage
 from .codec import Tensor
 from .payload import Section
 
@@ -61,15 +61,43 @@ def split(xp: Any, where: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     return xp.sub(below[1:], below[:-1]), xp.bit_and(where, BLOCK - 1)
 
 
-def decode(xp: Any, parts: Sequence[Tensor], numel: int, k: int) -> Tensor:
-    """Return the ascending int64 positions, shape ``(k,)``."""
+def decode(xp: Any, parts: Sequence[Tensor], numel: int, k: int) -> tuple[Tensor, Tensor]:
+    """Return positions, and what is wrong with the parts they were in.
+
+    Args:
+        xp: An operations module.
+        parts: Contents of :func:`sections`, or whatever arrived in their place.
+        numel: Number of elements.
+        k: Number of positions.
+
+    Returns:
+        ``(k,)``, int64, each below ``numel`` whatever the parts hold, and ascending where nothing
+        is wrong; the damage, ``(1,)``, see :mod:`.damage`.
+    """
     form = sections(numel, k)
+    counted = None
     if form[0].dtype == "uint8":
         mask = xp.reshape(bits.unpack(xp, parts[0], 1), (-1,))
-        return xp.fix_size(xp.positions_of(xp.cast(mask, "bool")), k)
-    if len(form) == 1:
-        return xp.cast(xp.reshape(parts[0], (k,)), "int64")
-    counts = xp.cast(xp.reshape(parts[0], (-1,)), "int64")
-    starts = xp.scale_(xp.arange(0, form[0].width, "int64", counts), BLOCK)
-    base = xp.repeat(starts, counts, k)
-    return xp.add(base, xp.bit_and(xp.cast(xp.reshape(parts[1], (k,)), "int64"), BLOCK - 1))
+        found, fits = xp.fit(xp.positions_of(xp.cast(mask, "bool")), k)
+        counted = damage.unless(xp, fits, damage.COUNTS)
+    elif len(form) == 1:
+        found = xp.cast(xp.reshape(parts[0], (k,)), "int64")
+    else:
+        counts, counted = _sane(xp, xp.cast(xp.reshape(parts[0], (-1,)), "int64"), k)
+        starts = xp.scale_(xp.arange(0, form[0].width, "int64", counts), BLOCK)
+        base = xp.repeat(starts, counts, k)
+        found = xp.add(base, xp.bit_and(xp.cast(xp.reshape(parts[1], (k,)), "int64"), BLOCK - 1))
+    # Where they ascend only the ends can be out of range.
+    rising = xp.equal(xp.count_true(xp.less(found[:-1], found[1:])), k - 1)
+    inside = xp.logical_and(xp.logical_not(xp.less(found[0], 0)), xp.less(found[-1], numel))
+    wrong = damage.unless(xp, xp.logical_and(rising, inside), damage.POSITIONS)
+    return xp.confine_(found, numel, wrong), damage.added(xp, wrong, counted)
+
+
+def _sane(xp: Any, counts: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return counts that add up to k, the given ones if they do, and the damage of those."""
+    few = xp.logical_and(xp.logical_not(xp.less(counts, 0)), xp.less(counts, BLOCK + 1))
+    total = xp.running_sum(counts)[-1]
+    whole = xp.logical_and(xp.equal(xp.count_true(few), xp.numel(counts)), xp.equal(total, k))
+    first = xp.cast(xp.less(xp.arange(0, xp.numel(counts), "int64", counts), 1), "int64")
+    return xp.where(whole, counts, xp.scale_(first, k)), damage.unless(xp, whole, damage.COUNTS)

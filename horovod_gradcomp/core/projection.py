@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from . import random
+from . import damage, random
 from .codec import (
     Bias,
     Call,
@@ -52,6 +52,8 @@ class Sent(NamedTuple):
 
     values: Tensor
     side: tuple[Tensor, ...]
+    damage: Tensor | None = None
+    """What is wrong with the encoded values, see :mod:`.damage`."""
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,14 @@ class Projection(Composable):
             call: The step.
         """
 
-    @abstractmethod
     def expand(
         self, xp: Any, sent: Sequence[Sent], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
-        """Return ``scale`` times the sum of what values stand for, flat, in fresh storage."""
+        """Return ``scale`` times the sum of what values stand for, flat, in fresh storage.
+
+        Where something is sent beside the values, a codec overrides :meth:`finish` instead.
+        """
+        raise AssertionError(f"{type(self).__name__} has neither expand nor finish")
 
     def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:
         """Return which elements are kept, where it is elements that are kept."""
@@ -200,7 +205,7 @@ class Projection(Composable):
             inner = self._inner(extents, call)
             payload = self.then.encode(xp, xp.copy(sent), inner, want_error=False).payload
             if want_error:
-                sent = self._values(xp, [payload], extents, call)
+                sent = self._values(xp, [payload], extents, call).total
         if self.combine is Combine.GATHER:
             layout = self._layout(extents)
             storage, _ = layout.new(xp, x)
@@ -223,6 +228,7 @@ class Projection(Composable):
         return Finished(
             self.expand(xp, sent, numel, call, scale=scale),
             self.share(xp, sent[0].values, call) if self.slots else (),
+            damage.joined(xp, [one.damage for one in sent]),
         )
 
     def _open(
@@ -235,16 +241,17 @@ class Projection(Composable):
             values = [xp.reshape(parts[0], (-1,)) for parts in opened]
             sides = [tuple(parts[1:]) for parts in opened]
         together = [values] if self.summable else [[v] for v in values]
-        return [Sent(self._values(xp, v, extents, call), s) for v, s in zip(together, sides)]
+        done = [self._values(xp, each, extents, call) for each in together]
+        return [Sent(d.total, side, d.damage) for d, side in zip(done, sides)]
 
     def _values(
         self, xp: Any, encoded: list[Tensor], extents: Sequence[Extent], call: Call
-    ) -> Tensor:
+    ) -> Finished:
         if self.then is not None:
             inner = self._inner(extents, call)
-            return self.then.decode(xp, encoded, sum(numels(inner.shapes)), inner, scale=1.0)
+            return self.then.finish(xp, encoded, sum(numels(inner.shapes)), inner, scale=1.0)
         (values,) = encoded
-        return values
+        return Finished(values)
 
     def _inner(self, extents: Sequence[Extent], call: Call) -> Call:
         # Where payloads are gathered nothing is summed in the payload's own type.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from . import positions
-from .codec import LARGEST, Bias, Call, Codec, Extent, Shape, Tensor, numels
+from . import damage, positions
+from .codec import LARGEST, Bias, Call, Codec, Extent, Finished, Shape, Tensor, numels
 from .payload import Section
 from .projection import Kept, Projection, Sent, scaled
 
@@ -57,15 +57,15 @@ class Selection(Projection):
     def left(self, xp: Any, x: Tensor, kept: Kept, sent: Tensor, call: Call) -> Tensor:
         return xp.put_(x, kept.note, xp.sub(xp.take(x, kept.note), sent))
 
-    def expand(
-        self, xp: Any, sent: Sequence[Sent], numel: int, call: Call, *, scale: Any
-    ) -> Tensor:
-        out = xp.zeros(numel, "float32", sent[0].values)
-        k = self.count(numel)
-        for values, side in sent:
-            where = positions.decode(xp, side, numel, k)
+    def finish(
+        self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
+    ) -> Finished:
+        out, k, wrong = xp.zeros(numel, "float32", payloads[0]), self.count(numel), []
+        for values, side, inner in self._open(xp, payloads, call.extents(numel), call):
+            where, own = positions.decode(xp, side, numel, k)
             out = xp.add_at_(out, where, xp.reshape(scaled(xp, values, scale), (k,)))
-        return out
+            wrong.append(damage.added(xp, own, inner))
+        return Finished(out, (), damage.joined(xp, wrong))
 
 
 class Drawn(NamedTuple):

@@ -19,7 +19,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import random
+from . import damage, random
 from .codec import Call, Codec, Combine, Shape, Tensor
 from .exchange import (
     Exchange,
@@ -149,8 +149,9 @@ def start(
     check_sizes(xp, reply.payloads, [sizes[call.rank]] * call.size, name)
     bad = flags(xp, reply.payloads)
     own = _call(call, mine, call.rank)
-    mean, _ = codec.finish(xp, reply.payloads, mine.numel, own, scale=1.0 / call.size)
-    owed = server.memory.compensate(xp, mean, server.state, None)
+    done = codec.finish(xp, reply.payloads, mine.numel, own, scale=1.0 / call.size)
+    bad = damage.settle(xp, name, done.damage, bad)
+    owed = server.memory.compensate(xp, done.total, server.state, None)
     bad = xp.add(bad, xp.badness(owed))
     again = codec.encode(
         xp, owed, _call(call, mine, call.size + call.rank), want_error=server.memory.wants_error
@@ -158,15 +159,12 @@ def start(
     reply = yield Gather(xp.set_flag_(again.payload, bad), sizes)
     check_sizes(xp, reply.payloads, sizes, name)
     bad = flags(xp, reply.payloads)
-    total = xp.concat(
-        [
-            codec.finish(
-                xp, [payload], part.numel, _call(call, part, call.size + i), scale=reply.scale
-            ).total
-            for i, (part, payload) in enumerate(zip(every, reply.payloads))
-        ],
-        0,
-    )
+    ended = [
+        codec.finish(xp, [payload], part.numel, _call(call, part, call.size + i), scale=reply.scale)
+        for i, (part, payload) in enumerate(zip(every, reply.payloads))
+    ]
+    bad = damage.settle(xp, name, damage.joined(xp, [one.damage for one in ended]), bad)
+    total = xp.concat([one.total for one in ended], 0)
     error = None
     if want_error:
         error = xp.concat([one.error for one in encoded], 0)

@@ -233,6 +233,27 @@ class Ops(Protocol):
     def fix_size(self, x: Tensor, count: int) -> Tensor:
         """Return ``x`` with its size, known to be ``count``, made static; raises if it is not."""
 
+    def fit(self, x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return a flat tensor cut, or filled up with zeros, to ``count``, and if it was so long.
+
+        The second is a scalar mask.
+        """
+
+    def confine_(self, positions: Tensor, count: int, damage: Tensor) -> Tensor:
+        """Return int64 positions, cut to ``[0, count)`` where the damage is not 0.
+
+        Args:
+            positions: All of them in range where the damage is 0.
+            count: At least 1.
+            damage: Float32, ``(1,)``.
+        """
+
+    def known(self, x: Tensor) -> list[float] | None:
+        """Return all values of a small tensor, or None where reading them would wait.
+
+        That is on a GPU, and in a graph.
+        """
+
     def take(self, x: Tensor, positions: Tensor) -> Tensor:
         """Return the elements of a flat tensor at int64 positions."""
 

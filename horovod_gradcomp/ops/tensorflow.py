@@ -334,6 +334,21 @@ def fix_size(x: Tensor, count: int) -> Tensor:
     return tf.ensure_shape(x, [count])
 
 
+def fit(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    filled = tf.concat([x[:count], tf.zeros([count], x.dtype)], axis=0)[:count]
+    return tf.ensure_shape(filled, [count]), tf.equal(tf.size(x), count)
+
+
+def confine_(positions: Tensor, count: int, damage: Tensor) -> Tensor:
+    return tf.clip_by_value(positions, 0, count - 1)
+
+
+def known(x: Tensor) -> list[float] | None:
+    if not tf.executing_eagerly() or "GPU" in x.device:
+        return None
+    return [float(value) for value in tf.unstack(tf.reshape(x, [-1]))]
+
+
 def take(x: Tensor, positions: Tensor) -> Tensor:
     return tf.gather(x, positions)
 

@@ -346,6 +346,23 @@ def fix_size(x: Tensor, count: int) -> Tensor:
     return x
 
 
+def fit(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    length = x.numel()
+    if length < count:
+        x = torch.cat([x, x.new_zeros(count - length)])
+    return x[:count], torch.full((), length == count, device=x.device)
+
+
+def confine_(positions: Tensor, count: int, damage: Tensor) -> Tensor:
+    if positions.device.type == "cpu" and damage.item() == 0:  # reading is free, a pass is not
+        return positions
+    return positions.clamp_(0, count - 1)
+
+
+def known(x: Tensor) -> list[float] | None:
+    return x.reshape(-1).tolist() if x.device.type == "cpu" else None
+
+
 def take(x: Tensor, positions: Tensor) -> Tensor:
     return x.index_select(0, positions)
 

@@ -15,7 +15,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..codecs.fp16 import FP16
-from ..core import exchange, random
+from ..core import damage, exchange, random
 from ..core.clip import clipped
 from ..core.codec import Call, Combine, is_one
 from ..core.errors import explain
@@ -241,7 +241,7 @@ class Unit(tf.Module):  # type: ignore[misc]
             outcome = stop.value
         else:
             raise AssertionError("an exchange asked for more rounds than its codec says")
-        total, mean = outcome.total, None
+        (total, _), mean = whole(outcome, sent.agreed, self.key), None
         if memory.references:
             factor = reply.scale * float(len(_ranks(sent.call)))
             mean = total / factor
@@ -272,6 +272,26 @@ def _done(act: Any) -> Tensor:
     """Return what a branch must return, after an act."""
     act()
     return tf.constant(True)
+
+
+def whole(outcome: exchange.Outcome, agreed: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Return a result and the bad-step flag, which cannot be read where a payload is damaged.
+
+    Args:
+        outcome: Of the exchange.
+        agreed: 0, or NaN where the step is bad, so that payloads are of no account.
+        name: Of the variable, for messages.
+    """
+    if outcome.damage is None:
+        return outcome.total, agreed
+    wrong = tf.not_equal(outcome.damage, 0.0)
+    fine = tf.logical_or(tf.logical_not(tf.reduce_any(wrong)), tf.not_equal(agreed, 0.0))
+    rank = tf.argmax(tf.cast(wrong, tf.int32))
+    got = tf.stack([tf.cast(rank, tf.float32), tf.gather(outcome.damage, rank)])
+    source = f"from the rank that this message ends with, then a sum of {damage.legend()}"
+    flag = _checked(agreed, fine, damage.complaint(source, "a damaged payload", name), got)
+    with tf.control_dependencies([flag]):
+        return tf.identity(outcome.total), flag
 
 
 def _checked(x: Tensor, condition: Tensor, text: str, got: Tensor) -> Tensor:
