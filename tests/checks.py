@@ -83,7 +83,7 @@ class Case:
             try:
                 payload = run.send(self.fw.tensor(sent[-1]))
             except StopIteration as end:
-                (total, _), error = end.value
+                (total, *_), error = end.value
                 return Result(self.fw.tensor(np.concatenate(sent)), error, total)
 
     def on(self, x: np.ndarray) -> Case:

@@ -122,7 +122,7 @@ def test_a_graph_agrees_with_eager(label):
             try:
                 payload = run.send(payload)
             except StopIteration as end:
-                (total, _), error = end.value
+                (total, *_), error = end.value
                 return fw.framework.concat(sent, axis=0), error, total
 
     for kind in table.VALUES:
