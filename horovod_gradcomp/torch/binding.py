@@ -43,6 +43,7 @@ class Ticket(NamedTuple):
     parameter: int
     dtype: torch.dtype
     step: int
+    frozen: bool
 
 
 class Binding:
@@ -117,21 +118,21 @@ class Binding:
             self._lift = loss_scale(self.grad_scaler)
         self._arrived[index] = True
         self._open += 1
-        ticket = Ticket(self, index, tensor.dtype, self.step)
+        frozen = not self.params[index].requires_grad
+        ticket = Ticket(self, index, tensor.dtype, self.step, frozen)
         place = self._where[index]
         if place is None:
             return self._bypass(tensor), ticket
         unit, member = place
         self._check(index, tensor)
         with unit.stats.timed("encode_ms"):
-            frozen = not self.params[index].requires_grad
             size = len(self._ranks)
             unit.add(member, tensor, step=self.step, size=size, frozen=frozen, lift=self._lift)
             if unit.by_horovod:
                 return self._send(unit), ticket
             if unit.full:
                 self._send(unit)
-            carrier = self._carriers.next(self.step, len(self.params))
+            carrier = self._carriers.next(self.step, len(self.params), frozen=frozen)
             unit.stats.wire_bytes += carrier.numel() * carrier.element_size()
             unit.stats.collectives += 1
         return carrier, ticket
@@ -157,7 +158,7 @@ class Binding:
             if unit.by_horovod:
                 unit.finish_reduce(reduced, self._lift)
             else:
-                factor = self._factor(reduced.tolist(), self.names[ticket.parameter])
+                factor = self._factor(reduced.tolist(), ticket)
                 unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
             if unit.by_horovod:
@@ -210,10 +211,10 @@ class Binding:
             if all(request is None for _, request in requests):
                 return
 
-    def _factor(self, values: list[float], name: str) -> float:
+    def _factor(self, values: list[float], ticket: Ticket) -> float:
         """Return the factor on the mean, from a reduced carrier."""
-        begun = self._carriers.some_joined
-        factor = self._carriers.factor(values, self.step, name)
+        begun, name = self._carriers.some_joined, self.names[ticket.parameter]
+        factor = self._carriers.factor(values, self.step, name, frozen=ticket.frozen)
         if self._carriers.some_joined and not begun:
             self._decode_alone()
         return factor

@@ -32,12 +32,20 @@ class Carriers:
         self._rows: Any = None
         self._joined: bool | None = None
 
-    def next(self, step: int, count: int) -> torch.Tensor:
-        """Return a carrier of a step that has ``count`` of them, at most."""
+    def next(self, step: int, count: int, *, frozen: bool) -> torch.Tensor:
+        """Return a carrier of a step that has ``count`` of them, at most.
+
+        Args:
+            step: Of this rank.
+            count: Of all carriers.
+            frozen: Whether the parameter no longer trains.
+        """
         if self._rows is None:  # one matrix a step: Horovod reduces each row in place
             row = torch.tensor([(*Carrier.row(hvd.rank()), _mark(step))], dtype=torch.float32)
             self._rows = iter(row.repeat(count, 1).unbind(0))
         mine: torch.Tensor = next(self._rows)
+        if frozen:
+            mine[-1] = _mark(step, frozen=True)
         return mine
 
     def next_step(self) -> None:
@@ -49,31 +57,33 @@ class Carriers:
         """Whether some rank has joined (``hvd.join``), as far as this step has shown."""
         return bool(self._joined)
 
-    def factor(self, values: list[float], step: int, name: str) -> float:
+    def factor(self, values: list[float], step: int, name: str, *, frozen: bool) -> float:
         """Return the factor on the mean.
 
         Args:
             values: The reduced carrier.
             step: Of this rank.
             name: Of the parameter, for messages.
+            frozen: As of :meth:`next`.
 
         Raises:
             ExchangeError: It was no linear reduction over these ranks, or they are at different
-                steps.
+                steps, or the parameter trains on some of them only.
         """
         assert self._carrier is not None
         *values, mark = values
         factor = self._carrier.joined(values)
         if factor is None or not self._find_out():
             factor = self._carrier.factor(values, name)
-        expected = values[0] * _mark(step)
+        expected = values[0] * _mark(step, frozen=frozen)
         if abs(mark - expected) > 1e-4 * expected:
             raise ExchangeError(
                 explain(
-                    got=f"ranks at different steps, for '{name}'; this one has done {step}",
-                    expected="the same step on all ranks",
+                    got=f"ranks at different steps, or '{name}' frozen on some only; this one has "
+                    f"done {step}{', and it is frozen here' if frozen else ''}",
+                    expected="the same on all ranks",
                     why="after hvd.join the ranks that had joined are behind",
-                    do="call compression.join() in place of hvd.join()",
+                    do="call compression.join() in place of hvd.join(); set requires_grad alike",
                 )
             )
         return factor
@@ -97,7 +107,7 @@ class Carriers:
         return self._joined
 
 
-def _mark(step: int) -> float:
+def _mark(step: int, *, frozen: bool = False) -> float:
     """Return what tells one step from others, in a carrier; no mean of marks is a third one's."""
-    word = step * 0x9E3779B1 % 2**32
+    word = (2 * step + frozen) * 0x9E3779B1 % 2**32
     return 1.0 + (word ^ word >> 15) % 4096 / 4096

@@ -921,6 +921,32 @@ def a_plain_join_is_noticed() -> None:
 
 
 @check()
+def frozen_on_one_rank_is_noticed() -> None:
+    net, compression = Net(), KINDS["topk"]()
+    optimizer = make(net, compression)
+    reduce(net, optimizer, 0)
+    if hvd.rank() == 0:
+        net.a.requires_grad_(False)
+    with pytest.raises(ExchangeError, match="'a' frozen on some only"):
+        reduce(net, optimizer, 1, skip={"a"} if hvd.rank() == 0 else set())
+
+
+@check()
+def broadcasting_the_optimizer_leaves_memories_alone() -> None:
+    net, compression = Net(), KINDS["topk"](**SMALL)
+    optimizer = make(net, compression)
+    for step in range(3):
+        reduce(net, optimizer, step)
+    before = {n: v.clone() for n, v in whole_state(compression).items()}
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    after = whole_state(compression)
+    assert all(torch.equal(before[n], after[n]) for n in before)
+    assert len(set(hvd.allgather_object(digest(after.values())))) == hvd.size()
+    same_everywhere(reduce(net, optimizer, 3).values())
+
+
+@check()
 def join_needs_horovod_without_its_cache() -> None:
     net, compression = Net(), KINDS["topk"]()
     optimizer = make(net, compression)
