@@ -26,8 +26,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(checks, "_probe", probe)
     monkeypatch.setattr(checks, "_installed", lambda name: name in probes)
     monkeypatch.setattr(checks.importlib.metadata, "version", lambda _: "0.28.1")
-    monkeypatch.setattr(checks, "_launcher", lambda: "horovodrun")
-    monkeypatch.setattr(checks, "_run", lambda *_: (0, 2 * f'[0]: {checks.MARK}{{"good": true}}\n'))
+    monkeypatch.setattr(checks, "launcher", lambda: "horovodrun")
+    monkeypatch.setattr(checks, "run", lambda *_: (0, 2 * f'[0]: {checks.MARK}{{"good": true}}\n'))
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "10.0.0.1")
     monkeypatch.setattr(native, "reason", lambda: "")
     monkeypatch.setattr(native, "available", lambda: not native.reason())
@@ -111,13 +111,13 @@ def test_a_host_name_of_its_own(machine, monkeypatch):
 )
 def test_ranks_that_fail(machine, monkeypatch, code, output, part):
     del machine["tensorflow"]
-    monkeypatch.setattr(checks, "_run", lambda *_: (code, output))
+    monkeypatch.setattr(checks, "run", lambda *_: (code, output))
     found(part, BAD)
 
 
 def test_no_launcher(machine, monkeypatch):
     del machine["tensorflow"]
-    monkeypatch.setattr(checks, "_launcher", lambda: None)
+    monkeypatch.setattr(checks, "launcher", lambda: None)
     found("no horovodrun", BAD)
 
 

@@ -16,6 +16,7 @@ from ..core.errors import SettingsError, explain
 from ..core.settings import parse_codec
 from . import costs
 from .network import network
+from .step import step
 
 FORMS = (
     "none",
@@ -53,6 +54,7 @@ app = typer.Typer(help="Measure on this machine.", no_args_is_help=True)
 
 app.command("costs")(costs.write)
 app.command()(network)
+app.command()(step)
 
 
 @app.command()

@@ -9,20 +9,15 @@ import json
 import os
 import platform
 import re
-import secrets
-import shutil
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from .. import __version__, native
+from .local import launcher, run
 from .roundtrip import MARK
 
 GOOD, DOUBTFUL, BAD = "good", "doubtful", "bad"
@@ -33,8 +28,6 @@ FRAMEWORKS = ("torch", "tensorflow")
 _BUILD = "docker/install_horovod.sh of this package's sources builds Horovod for what is installed"
 _FLAGS = {"torch": "HOROVOD_WITH_PYTORCH=1", "tensorflow": "HOROVOD_WITH_TENSORFLOW=1"}
 _IMPORT_SECONDS = 180
-_MARK = "GRADCOMP_DOCTOR"
-"""Environment variable by which the processes of a run are known."""
 
 _PROBE = """
 import json, sys
@@ -196,12 +189,12 @@ def _host_name() -> Finding:
 def round_trip(framework: str, controller: str, timeout: float) -> Finding:
     """Run one compressed step on two ranks of this machine."""
     what = f"two ranks, {framework} over {controller}"
-    launcher = _launcher()
-    if launcher is None:
+    found = launcher()
+    if found is None:
         return Finding(what, BAD, "there is no horovodrun", _BUILD)
-    command = [launcher, f"--{controller}", "--disable-cache", "-np", "2", "-H", "localhost:2"]
+    command = [found, f"--{controller}", "--disable-cache", "-np", "2", "-H", "localhost:2"]
     command += [sys.executable, "-m", "horovod_gradcomp.cli.roundtrip", framework]
-    code, output = _run(command, timeout)
+    code, output = run(command, timeout)
     reports = re.findall(re.escape(MARK) + r"(\{.*?\})", output)
     if code == 0 and len(reports) == 2:
         if all(json.loads(report)["good"] for report in reports):
@@ -210,57 +203,8 @@ def round_trip(framework: str, controller: str, timeout: float) -> Finding:
     ended = f"ended with code {code}"
     if code is None:
         ended = f"did not end within {timeout:g} s"
-    again = " ".join(command).replace(str(launcher), "horovodrun")
+    again = " ".join(command).replace(found, "horovodrun")
     return Finding(what, BAD, f"{ended}: {_reason(output)}", f"to see all of it: {again}")
-
-
-def _launcher() -> str | None:
-    beside = Path(sys.executable).with_name("horovodrun")
-    return str(beside) if beside.exists() else shutil.which("horovodrun")
-
-
-def _run(command: list[str], timeout: float) -> tuple[int | None, str]:
-    """Return the exit code, None for a run that was stopped, and the output."""
-    outer = ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL", "HOROVOD_CROSS", "OMPI_COMM_")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(outer)}
-    mark = f"{_MARK}={secrets.token_hex(8)}"
-    env = {**env, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1", _MARK: mark.split("=")[1]}
-    root = str(Path(__file__).resolve().parents[2])
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [root, env.get("PYTHONPATH", "")]))
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            code: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            _end_marked(mark)
-        output.seek(0)
-        return code, output.read().decode(errors="replace")
-
-
-def _end_marked(mark: str) -> None:
-    """End every process that carries a variable: horovodrun gives its ranks their own sessions."""
-    while True:
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
-                if mark.encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
-                    found.append(entry)
-        if not found:
-            return
-        time.sleep(0.05)
 
 
 def _reason(output: str) -> str:

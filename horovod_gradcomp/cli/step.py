@@ -1,0 +1,123 @@
+"""``gradcomp bench step``: what a step costs with the tensors of well-known models."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from ..core.errors import GradCompError
+from ..core.settings import parse_codec
+from .local import launcher, run
+from .models import MODELS, shapes_of
+from .step_worker import BASE, MARK
+
+Row = dict[str, Any]
+
+FORMS = ("fp16", "linear", "topk", "randomk", "powersgd")
+"""Codecs that are measured where none is named."""
+
+
+def step(
+    model: str = typer.Option("resnet50", help=f"Whose tensors: {', '.join(MODELS)}."),
+    ranks: int = typer.Option(2, min=2, help="Ranks on this machine."),
+    steps: int = typer.Option(3, min=1, help="Steps of a turn."),
+    rounds: int = typer.Option(5, min=1, help="Turns of each system, of which medians count."),
+    codec: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
+        None, help="A codec's string form; several times for several."
+    ),
+    timeout: float = typer.Option(900.0, min=1.0, help="Seconds until the ranks are ended."),
+    json_file: Optional[Path] = typer.Option(  # noqa: UP045
+        None, "--json", help="Write the rows to this file."
+    ),
+) -> None:
+    """Reduce gradients of a model's shapes on local ranks over Gloo, in turns with Horovod alone.
+
+    "Own" is what compressing and decompressing take beside encoding, waiting and decoding, in
+    microseconds a tensor: the price of many tensors. All ranks share this machine, so that no step
+    shows what a slow link would.
+    """
+    shapes = shapes_of(model)
+    forms = list(codec or FORMS)
+    for form in forms:
+        parse_codec(form)  # a mistake in the last shows before the first is measured
+    systems = [BASE, *forms]
+    wanted = {"model": model, "systems": systems, "steps": steps, "rounds": rounds}
+    found = launcher()
+    if found is None:
+        raise GradCompError("there is no horovodrun here; gradcomp doctor says what mends it")
+    command = [found, "--gloo", "--disable-cache", "-np", str(ranks), "-H", f"localhost:{ranks}"]
+    command += [sys.executable, "-m", "horovod_gradcomp.cli.step_worker", json.dumps(wanted)]
+    console = Console()
+    with Console(stderr=True).status(f"{model}: {rounds} turns of {len(forms) + 1} systems"):
+        code, output = run(command, timeout)
+    if code != 0:
+        raise GradCompError(f"{output[-3000:]}\nthe ranks ended with code {code}")
+    turns = [json.loads(line.split(MARK, 1)[1]) for line in output.splitlines() if MARK in line]
+    rows = [_row(name, turns, model, shapes) for name in systems]
+    console.print(_table(rows, shapes, ranks))
+    if json_file:
+        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> Row:
+    base, mine = ([t for t in turns if t["system"] == one] for one in (BASE, name))
+    ratios = [b["step_ms"] / a["step_ms"] for a, b in zip(base, mine)]
+    row: Row = {
+        "system": name,
+        "model": model,
+        "tensors": len(shapes),
+        "step_ms": statistics.median(turn["step_ms"] for turn in mine),
+        "times_none": statistics.median(ratios),
+        "times_least": min(ratios),
+        "times_most": max(ratios),
+    }
+    if name == BASE:
+        nbytes = 4 * sum(map(math.prod, shapes))
+        return {**row, "mb_per_step": nbytes / 1e6, "collectives_per_step": len(shapes)}
+
+    def median(key: str) -> float:
+        return float(statistics.median(turn[key] for turn in mine))
+
+    own = [t["spent_ms"] - t["encode_ms"] - t["wait_ms"] - t["decode_ms"] for t in mine]
+    return {
+        **row,
+        "mb_per_step": median("bytes") / 1e6,
+        "collectives_per_step": median("collectives"),
+        **{f"{key}_per_step": median(key) for key in ("encode_ms", "wait_ms", "decode_ms")},
+        "own_us_per_tensor": 1e3 * statistics.median(own) / len(shapes),
+    }
+
+
+def _table(rows: Sequence[Row], shapes: Sequence[Any], ranks: int) -> Table:
+    numel = sum(map(math.prod, shapes))
+    table = Table(
+        title=f"{rows[0]['model']}: {len(shapes)} tensors of {numel:,} values, {ranks} ranks",
+        caption="ms a step; times of Horovod alone: median, least, most; own: us a tensor",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+    )
+    table.add_column("system", no_wrap=True)
+    for head in ("step", "times", "least", "most", "MB", "encode", "wait", "decode", "own"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        inside = [row.get(f"{key}_ms_per_step") for key in ("encode", "wait", "decode")]
+        own = row.get("own_us_per_tensor")
+        table.add_row(
+            row["system"],
+            f"{row['step_ms']:,.1f}",
+            *(f"{row[key]:.2f}" for key in ("times_none", "times_least", "times_most")),
+            f"{row['mb_per_step']:.2f}",
+            *("-" if value is None else f"{value:.1f}" for value in inside),
+            "-" if own is None else f"{own:.0f}",
+        )
+    return table
