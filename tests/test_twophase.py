@@ -83,7 +83,7 @@ def run(fw, codec, memory, server, size, steps, *, bad=None):
             assert np.isnan(totals[0]).all()
             continue
         assert all(fw.array(o.bad) == 0 for o in outcomes)
-        applied += totals[0]
+        applied += totals[0] / size
         true += np.mean(np.asarray(grads, np.float64), 0)
         if memory.slots:
             held = [(o.error,) for o in outcomes]

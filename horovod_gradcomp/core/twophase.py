@@ -138,13 +138,14 @@ def start(
         sizes,
         [sizes[call.rank]] * call.size,
     )
+    error = xp.concat([one.error for one in encoded], 0) if want_error else None
+    kept = _kept(xp, encoded, every)
     if reply.refused:
         decoded = [
             codec.finish(xp, [one.payload], part.numel, _call(call, part, i), scale=1.0).total
             for i, (one, part) in enumerate(zip(encoded, every))
         ]
-        error = xp.concat([one.error for one in encoded], 0) if want_error else None
-        kept, whole = _kept(xp, encoded, every), xp.concat(decoded, 0)
+        whole = xp.concat(decoded, 0)
         return (yield from reduce_decoded(xp, codec, whole, flag, error, kept, name))
     check_sizes(xp, reply.payloads, [sizes[call.rank]] * call.size, name)
     bad = flags(xp, reply.payloads)
@@ -159,16 +160,14 @@ def start(
     reply = yield Gather(xp.set_flag_(again.payload, bad), sizes)
     check_sizes(xp, reply.payloads, sizes, name)
     bad = flags(xp, reply.payloads)
+    scale = reply.scale * call.size  # each payload is a mean already
     ended = [
-        codec.finish(xp, [payload], part.numel, _call(call, part, call.size + i), scale=reply.scale)
+        codec.finish(xp, [payload], part.numel, _call(call, part, call.size + i), scale=scale)
         for i, (part, payload) in enumerate(zip(every, reply.payloads))
     ]
     bad = damage.settle(xp, name, damage.joined(xp, [one.damage for one in ended]), bad)
     total = xp.concat([one.total for one in ended], 0)
-    error = None
-    if want_error:
-        error = xp.concat([one.error for one in encoded], 0)
-    return Outcome(xp.spoil_(total, bad), error, bad, (), _kept(xp, encoded, every), again.error)
+    return Outcome(xp.spoil_(total, bad), error, bad, (), kept, again.error)
 
 
 def _call(call: Call, part: Part, turn: int) -> Call:

@@ -191,6 +191,13 @@ class Binding:
     def _start(self, unit: Unit, request: Request) -> None:
         unit.start(request, self.prefix, self.process_set)
 
+    def _start_all(self, requests: Sequence[tuple[Unit, Request | None]]) -> bool:
+        """Start what units ask for, and return whether any of them asks for anything."""
+        asked = [(unit, request) for unit, request in requests if request is not None]
+        for unit, request in asked:
+            self._start(unit, request)
+        return bool(asked)
+
     def _flush(self) -> None:
         """Send what has not been sent, and finish all rounds but the last, of all units together.
 
@@ -204,11 +211,7 @@ class Binding:
                 with unit.stats.timed("encode_ms"):
                     self._send(unit)
         for number in itertools.count():
-            requests = [(unit, unit.advance(number)) for unit in used]
-            for unit, request in requests:
-                if request is not None:
-                    self._start(unit, request)
-            if all(request is None for _, request in requests):
+            if not self._start_all([(unit, unit.advance(number)) for unit in used]):
                 return
 
     def _factor(self, values: list[float], ticket: Ticket) -> float:
@@ -221,10 +224,7 @@ class Binding:
 
     def _decode_alone(self) -> None:
         """Let what cannot be gathered be added up, all of it started before any is waited for."""
-        requests = [(unit, unit.refuse()) for unit in self.units if unit.sent]
-        for unit, request in requests:
-            if request is not None:
-                self._start(unit, request)
+        self._start_all([(unit, unit.refuse()) for unit in self.units if unit.sent])
         self.stats.joined_steps += 1
         if self.stats.joined_steps == 1:
             warnings.warn(

@@ -6,6 +6,7 @@ that it shares with all ranks, and one exchange a step.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,7 +52,6 @@ class Unit:
         self._cast: list[Tensor] = []
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
-        self._refused = False
         self._outcome: exchange.Outcome | None = None
         self.phase = self._begin(settings.codec_at(0))
 
@@ -128,30 +128,21 @@ class Unit:
             rank=rank,
             shared=self.shared,
         )
-        codec, want = self._now, self.memory.wants_error
+        codec, start = self._now, functools.partial(exchange.start, own=not self.by_horovod)
         self._rounds = codec.round_count(self.bucket.shapes)
-        self.stats.numel, name = self.bucket.numel, self.bucket.name
         if self._two_phase(codec, size):
             self._rounds = 2
-            self._exchange = twophase.start(
-                xp,
-                codec,
-                self.store.input,
-                call,
-                want_error=want,
-                name=name,
-                server=self.side.server(self.memory.of_server(codec), size, rank),
-            )
-        else:
-            self._exchange = exchange.start(
-                xp,
-                codec,
-                self.store.input,
-                call,
-                want_error=want,
-                name=name,
-                own=not self.by_horovod,
-            )
+            server = self.side.server(self.memory.of_server(codec), size, rank)
+            start = functools.partial(twophase.start, server=server)
+        self._exchange = start(
+            xp,
+            codec,
+            self.store.input,
+            call,
+            want_error=self.memory.wants_error,
+            name=self.bucket.name,
+        )
+        self.stats.numel = self.bucket.numel
         return self._counted(next(self._exchange))
 
     def _two_phase(self, codec: Codec, size: int) -> bool:
@@ -217,7 +208,6 @@ class Unit:
 
     def _decoded(self) -> exchange.Request:
         assert self._exchange is not None
-        self._refused = True
         return self._counted(self._exchange.send(exchange.Reply(refused=True)))
 
     def finish_own(self, factor: float, size: int, lift: Any = 1.0) -> None:
@@ -240,8 +230,6 @@ class Unit:
         self._factor = factor
         references = self.memory.references
         scale = factor / size if references else factor / size * lift
-        if self._two_phase(self._now, size) and not self._refused:
-            scale = scale * size  # what is sent in the last round is a mean
         payloads = self._received()
         with self.stats.timed("decode_ms"):
             self._finish(exchange.Reply(payloads, scale=scale), lift)
@@ -339,7 +327,6 @@ class Unit:
         self._cast = []
         self._arrived.clear()
         self._exchange = self._outcome = self._factor = None
-        self._refused = False
         self._round = 0
 
 
