@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
@@ -130,6 +131,25 @@ def report(values: Mapping[str, Any]) -> None:
     new = folder / f"rank{rank}.new"
     new.write_text(json.dumps(merged, default=lambda value: value.tolist()), encoding="utf-8")
     os.replace(new, folder / f"rank{rank}.json")
+
+
+def run_checks(checks: Mapping[str, Callable[[], Any]], after: Callable[[str], Any]) -> None:
+    """Run the checks that the command line names, and report what each returns, or its error.
+
+    Args:
+        checks: By name.
+        after: Called with the name of each check that has ended; waits for the other ranks.
+    """
+    seconds = {}
+    for name in sys.argv[1:]:
+        start = time.monotonic()
+        try:
+            value = checks[name]()
+        except Exception:
+            value = {"error": traceback.format_exc()}
+        seconds[name] = round(time.monotonic() - start, 1)
+        report({name: value, "seconds": seconds})
+        after(name)
 
 
 def leftovers(folder: str | Path) -> list[int]:

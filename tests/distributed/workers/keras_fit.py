@@ -6,13 +6,10 @@ Each reports what the test then judges, or its error. Rank 1 has built models th
 from __future__ import annotations
 
 import importlib
-import sys
-import time
-import traceback
 
 import horovod_gradcomp.keras as hvd
 from horovod_gradcomp.keras.flavour import BACKEND, runtime
-from tests.distributed.launch import report
+from tests.distributed.launch import run_checks
 from tests.distributed.workers import keras_training  # noqa: F401
 from tests.distributed.workers.keras_trainer import CHECKS, new_model
 
@@ -23,13 +20,4 @@ if __name__ == "__main__":
     hvd.init()
     for _ in range(hvd.rank()):
         new_model()
-    seconds = {}
-    for name in sys.argv[1:]:
-        start = time.monotonic()
-        try:
-            value = CHECKS[name]()
-        except Exception:
-            value = {"error": traceback.format_exc()}
-        seconds[name] = round(time.monotonic() - start, 1)
-        report({name: value, "seconds": seconds})
-        runtime.average([0.0], f"end of {name}")
+    run_checks(CHECKS, lambda name: runtime.average([0.0], f"end of {name}"))
