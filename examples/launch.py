@@ -27,6 +27,8 @@ def run(
     console: Console,
 ) -> None:
     """Run the ranks; ``progress_of`` turns their lines into what is done, how much, of how much."""
+    # As Ctrl-C does: the ranks have a session of their own and would go on.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     log: list[str] = []
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
