@@ -393,10 +393,7 @@ def books_balance(ranks: Ranks, *, steps: int = 40) -> None:
     """
     fw, rng = ranks.fw, np.random.default_rng(0)
     applied, true, lost, moved = np.zeros((4, ranks.numel))
-    eps = EPS
-    if ranks.codec.combine is not Combine.GATHER:
-        probe = Case(fw, ranks.codec, np.ones(1, np.float32), table.call(table.whole(1)))
-        eps = float(np.finfo(fw.array(probe.once.payload).dtype).eps)
+    eps = _rounding(ranks)
     for step in range(steps):
         grads = rng.standard_normal((ranks.size, ranks.numel)).astype(np.float32)
         if 10 <= step < 13:
@@ -419,6 +416,82 @@ def books_balance(ranks: Ranks, *, steps: int = 40) -> None:
         wrong = np.abs(applied + held - true)
         allowed = eps * np.maximum(moved, moved.max()) if ranks.codec.mixes else eps * moved
         assert (wrong <= allowed).all(), f"step {step}: off by {wrong.max()}"
+
+
+def _rounding(ranks: Ranks) -> float:
+    """Return how a sum over ranks rounds, relative to its terms."""
+    if ranks.codec.combine is Combine.GATHER:
+        return EPS
+    probe = Case(ranks.fw, ranks.codec, np.ones(1, np.float32), table.call(table.whole(1)))
+    return float(np.finfo(ranks.fw.array(probe.once.payload).dtype).eps)
+
+
+def every_memory_keeps_its_books(ranks: Ranks, *, steps: int = 6) -> None:
+    """All that a rank took in was applied, is held, or is what the codec left for good.
+
+    What is taken in is the gradient, with the speed that a momentum has gathered. Where the memory
+    is a reference it is the difference to that, each step has books of its own, and the reference
+    moves by what was sent. Ranks apply the same bits, and share the same bits.
+    """
+    fw, memory, rng = ranks.fw, ranks.memory, np.random.default_rng(1)
+    eps = 4 * _rounding(ranks)
+    applied, taken, left, moved = np.zeros((4, ranks.numel))
+
+    def held() -> np.ndarray:  # (slots, ranks, numel)
+        state = [[fw.array(s).astype(np.float64) for s in rank] for rank in zip(*ranks.held)]
+        return np.array(state).reshape(len(memory.slots), ranks.size, ranks.numel)
+
+    def agree(a: np.ndarray, b: np.ndarray, what: str) -> None:
+        allowed = eps * (moved.max() if ranks.codec.mixes or memory.references else moved)
+        assert (np.abs(a - b) <= allowed).all(), f"{what}: off by {np.abs(a - b).max()}"
+
+    for step in range(steps):
+        grads = rng.standard_normal((ranks.size, ranks.numel)).astype(np.float32)
+        before = held()
+        outcomes = ranks.step(step, grads)
+        total, errors = outcomes[0].total, np.stack([fw.array(o.error) for o in outcomes])
+        for rank, outcome in enumerate(outcomes):
+            same_bits(fw.array(total), fw.array(outcome.total), f"step {step}: what is applied")
+            for a, b in zip(ranks.shared[0], ranks.shared[rank], strict=True):
+                same_bits(fw.array(a), fw.array(b), f"step {step}: what is shared")
+        moved += np.abs(fw.array(total)) + np.abs(grads).max(axis=0) + np.abs(errors).max(axis=0)
+        if len(before):
+            moved += np.abs(before).max(axis=(0, 1))
+        if memory.references:
+            sent, alpha = grads - before[0] - errors, getattr(memory, "alpha", 1.0)
+            agree(fw.array(total), before[1][0] + sent.mean(axis=0), f"step {step}: gradient")
+            after = held()
+            agree(after[0], before[0] + alpha * sent, f"step {step}: own reference")
+            for mean in after[1]:
+                same_bits(after[1][0], mean, f"step {step}: mean of references")
+            agree(after[1][0], after[0].mean(axis=0), f"step {step}: mean of references")
+            continue
+        speed = memory.m * before[0] if memory.is_momentum else 0.0
+        taken += (grads.astype(np.float64) + speed).mean(axis=0)
+        applied += fw.array(total)
+        left = held()[-1].mean(axis=0) if memory.slots else left + errors.mean(axis=0)
+        agree(applied + left, taken, f"step {step}: books")
+
+
+def goes_on_bit_for_bit(ranks: Ranks, *, steps: int = 2) -> None:
+    """From what was held and shared at one time the same steps give the same bits again.
+
+    Nothing else is remembered, and nothing that is held is written to.
+    """
+    fw = ranks.fw
+    grads = np.random.default_rng(2).standard_normal((4 * steps, ranks.size, ranks.numel))
+    grads = grads.astype(np.float32)
+    for step in range(steps):
+        ranks.step(step, grads[step])
+    kept = [[fw.array(t).copy() for t in rank] for rank in (*ranks.held, *ranks.shared)]
+    turn, runs = ranks.turn, []
+    for _ in range(2):
+        again = [tuple(fw.tensor(t) for t in rank) for rank in kept]
+        ranks.held, ranks.shared, ranks.turn = again[: ranks.size], again[ranks.size :], turn
+        done = [ranks.step(step, grads[step]) for step in range(steps, 2 * steps)]
+        runs.append([fw.array(each.total) for outcomes in done for each in outcomes])
+    for a, b in zip(*runs, strict=True):
+        same_bits(a, b, "a run that goes on")
 
 
 def bad_ranks_are_seen_by_all(ranks: Ranks, grads: np.ndarray) -> None:

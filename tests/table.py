@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Mapping
 from typing import Any, Callable
 
 import numpy as np
 
+from horovod_gradcomp import SettingsError
 from horovod_gradcomp.core.codec import Call, Codec
+from horovod_gradcomp.core.options import Options
 from horovod_gradcomp.core.random import fold
-from horovod_gradcomp.core.settings import make
+from horovod_gradcomp.core.settings import Settings, assemble, make, parse_codec
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [{}],
@@ -160,6 +164,39 @@ def forms() -> dict[str, Codec]:
 
 
 FORMS = forms()
+
+MEMORIES = ("none", "residual", "momentum:m=0.5", "ef21", "differential")
+TOGETHER = ("topk:ratio=0.1+linear:bits=4", "acp+fp16", "randomk:ratio=0.1+linear:bits=8")
+"""Compositions that train on real ranks."""
+
+
+def legal(codecs: Mapping[str, Codec]) -> dict[str, Settings]:
+    """Return each codec with every memory that suits it, by both names.
+
+    A differential memory follows slowly where the codec's noise asks for it.
+    """
+    out: dict[str, Settings] = {}
+    for label, codec in codecs.items():
+        for name in MEMORIES:
+            noisy = name == "differential" and not codec.with_memory(True).feeds_back
+            memory = "differential:alpha=0.1" if noisy else name
+            with contextlib.suppress(SettingsError):  # refused at construction, see test_memory.py
+                out[f"{label} {memory}"] = assemble(codec, Options(memory=memory))
+    return out
+
+
+def all_pairs() -> dict[str, Settings]:
+    """Return every row of the table with every memory that suits it."""
+    codecs = [make(name, row).codec for name, rows in SETTINGS.items() for row in rows]
+    return legal({codec.describe(): codec for codec in codecs})
+
+
+def trained_pairs() -> dict[str, Settings]:
+    """Return every codec but ``none`` as its name alone sets it, and a few compositions, likewise.
+
+    Labels are string forms.
+    """
+    return legal({text: parse_codec(text) for text in (*SETTINGS, *TOGETHER) if text != "none"})
 
 
 def call(

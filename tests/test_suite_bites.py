@@ -21,7 +21,7 @@ from horovod_gradcomp.codecs.topk import TopK
 from horovod_gradcomp.core import exchange, select
 from horovod_gradcomp.core.codec import Bias, Encoded
 from horovod_gradcomp.core.exchange import Carrier
-from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.memory import EF21, Momentum, NoMemory, Residual
 from tests import (
     checks,
     frameworks,
@@ -450,6 +450,58 @@ def ranks(codec=None, memory=None, fw=FW, size=2, numel=300):
 def test_memories_that_lose(memory):
     checks.books_balance(ranks())
     caught(checks.books_balance, ranks(memory=memory))
+
+
+class StandsStill(EF21):
+    def update(self, xp, state, done):
+        return state
+
+
+class OwnMean(EF21):
+    """Takes what it sent itself for what all sent."""
+
+    def update(self, xp, state, done):
+        own, mean = super().update(xp, state, done)
+        return own, mean * 0 + own
+
+
+class GathersNothing(Momentum):
+    def update(self, xp, state, done):
+        speed, left = super().update(xp, state, done)
+        return speed, left * 0
+
+
+class SpeedLeaks(Momentum):
+    def compensate(self, xp, grad, state, out, *, gain=1.0, note=None):
+        return super().compensate(xp, grad, state, out, gain=gain, note=note * 0.999)
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [Forgets(), Leaks(), StandsStill(), OwnMean(), GathersNothing(), SpeedLeaks()],
+    ids=repr,
+)
+def test_memories_whose_books_do_not_balance(memory):
+    for sound in (Residual(), EF21(), Momentum()):
+        checks.every_memory_keeps_its_books(ranks(memory=sound))
+    caught(checks.every_memory_keeps_its_books, ranks(memory=memory))
+
+
+class RemembersBesides(Residual):
+    """Keeps something that is no state: a run that goes on does not have it."""
+
+    def update(self, xp, state, done):
+        seen.append(1)
+        return (done.error * (1 + 2.0**-10 * len(seen)),)
+
+
+seen: list[int] = []
+
+
+@pytest.mark.parametrize("memory", [RemembersBesides()], ids=repr)
+def test_runs_that_do_not_go_on(memory):
+    checks.goes_on_bit_for_bit(ranks())
+    caught(checks.goes_on_bit_for_bit, ranks(memory=memory))
 
 
 @dataclass(frozen=True)

@@ -138,9 +138,10 @@ class CLTK(Projection):
 
     def _choose(self, xp: Any, x: Tensor, where: Tensor) -> Tensor:
         """Return positions, counts and mark of a choice from what will be left."""
-        numel = xp.numel(x)
-        left = xp.put_(xp.copy(x), where, xp.zeros(xp.numel(where), "float32", x))
+        numel, sent = xp.numel(x), xp.take(x, where)
+        left = xp.put_(x, where, xp.zeros_like(sent))
         best = largest(xp, left, self.count(numel), sampled=True)
+        xp.put_(left, where, sent)  # where that was x itself, it is as it was
         counts, within = positions.split(xp, best, numel)
         mark = xp.add(xp.zeros(1, "float32", x), 1.0)
         return xp.concat([xp.cast(within, "float32"), xp.cast(counts, "float32"), mark], axis=0)

@@ -88,10 +88,13 @@ class Threshold(Selection):
         values = xp.take(x, where)
         bits = xp.magnitude(values)
         kept = xp.less(self._bits, bits)
-        largest = xp.equal(bits, xp.kth_largest(bits, 1))
-        first = xp.logical_and(largest, xp.less(xp.running_count(largest), 2))
-        none = xp.equal(xp.count_true(kept), 0)
-        return xp.where(xp.logical_or(kept, xp.logical_and(none, first)), values, 0.0)
+
+        def one() -> Tensor:
+            largest = xp.equal(bits, xp.kth_largest(bits, 1))
+            return xp.logical_and(largest, xp.less(xp.running_count(largest), 2))
+
+        kept = xp.cond(xp.equal(xp.count_true(kept), 0), one, lambda: kept)
+        return xp.where(kept, values, 0.0)
 
     def positions(self, xp: Any, kept: Kept, call: Call) -> tuple[Tensor, Tensor | None] | None:
         return kept.note, xp.logical_not(xp.equal(xp.magnitude(kept.values), 0))

@@ -12,7 +12,6 @@ from ..core import factors
 from ..core.codec import Bias, Call, Extent, Shape, Tensor, check_fraction
 from ..core.errors import SettingsError, explain
 from ..core.factors import Modes, Part
-from ..core.lowrank import Pair, rebuild, remove
 from ..core.projection import Kept, Projection, Sent, scaled
 
 
@@ -38,8 +37,7 @@ class Tucker(Projection):
     is an orthogonal projection of G.
 
     A direction that turns to zero is replaced by that of one coordinate, drawn anew. The state,
-    the bases of a tensor, is equal on all ranks. Decoding needs temporary storage of the tensor's
-    size.
+    the bases of a tensor, is equal on all ranks.
 
     Family: low rank.
 
@@ -124,13 +122,13 @@ class Tucker(Projection):
         return Kept(factors.flatten(xp, out, x))
 
     def left(self, xp: Any, x: Tensor, kept: Kept, sent: Tensor, call: Call) -> Tensor:
-        return remove(xp, self._tensors(xp, sent, xp.numel(x), call), x)
+        return self._spread(xp, sent, x, call, xp.sub_)
 
     def expand(
         self, xp: Any, sent: Sequence[Sent], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         values = scaled(xp, sent[0].values, scale)
-        return rebuild(xp, self._tensors(xp, values, numel, call), numel)
+        return self._spread(xp, values, xp.empty(numel, values), call, lambda _, new: new)
 
     def share(self, xp: Any, values: Tensor, call: Call) -> tuple[Tensor, ...]:
         out = []
@@ -147,25 +145,36 @@ class Tucker(Projection):
             out.append(_in_turn(xp, call.step, p.cut, better))
         return (factors.flatten(xp, out, values),)
 
-    def _tensors(self, xp: Any, values: Tensor, numel: int, call: Call) -> list[Pair]:
-        """Return what values stand for, each tensor as one row."""
+    def _spread(
+        self,
+        xp: Any,
+        values: Tensor,
+        into: Tensor,
+        call: Call,
+        put: Callable[[Tensor, Tensor], Any],
+    ) -> Tensor:
+        """Return what ``put`` makes of each piece of a tensor, and of what values stand for."""
         out = []
-        for (p, bases), piece in self._with_values(xp, values, call, numel):
+        for (p, bases), piece in self._with_values(xp, values, call, xp.numel(into)):
+            place = p.of(xp, into)
+            if not p.ranks:
+                (done,) = xp.map_rows(lambda _, a, b: (put(a, b),), [place, piece], [place])
+                out.append(done)
+                continue
 
-            def whole(free: int, p: Modes = p, t: Tensor = piece, bases: Any = bases) -> Tensor:
+            def whole(
+                free: int, p: Modes = p, t: Tensor = piece, bases: Any = bases, place: Any = place
+            ) -> Tensor:
                 shape = p.projected(free)
                 t = t[: math.prod(shape)]
-                for mode, basis in bases.items():
-                    if mode != free:
-                        t = factors.along(xp, t, shape, mode, xp.transpose(basis))
-                        shape = (*shape[:mode], p.shape[mode], *shape[mode + 1 :])
-                return xp.reshape(t, (1, p.numel))
+                *others, last = [mode for mode in bases if mode != free]
+                for mode in others:
+                    t = factors.along(xp, t, shape, mode, xp.transpose(bases[mode]))
+                    shape = (*shape[:mode], p.shape[mode], *shape[mode + 1 :])
+                return factors.spread(xp, t, shape, last, xp.transpose(bases[last]), place, put)
 
-            row = xp.reshape(piece, (1, -1))
-            if p.ranks:
-                row = _in_turn(xp, call.step, p.cut, whole)
-            out.append(Pair(Part(p.start, 1, p.numel, 0), row, None))
-        return out
+            out.append(_in_turn(xp, call.step, p.cut, whole))
+        return xp.join_flat(into, out)
 
     def _shapes(self, extents: Sequence[Extent]) -> list[tuple[int, int]]:
         """Return the shapes of all bases, as they lie one after the other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from . import random
 from .blocks import largest
@@ -177,6 +177,48 @@ def along(xp: Any, x: Tensor, shape: tuple[int, ...], mode: int, basis: Tensor) 
     if before == 1:
         return xp.matmul(basis, xp.reshape(x, (n, behind)))  # (r, behind)
     return xp.matmul(basis, xp.reshape(x, (before, n, behind)))  # (before, r, behind)
+
+
+def spread(
+    xp: Any,
+    x: Tensor,
+    shape: tuple[int, ...],
+    mode: int,
+    basis: Tensor,
+    into: Tensor,
+    put: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Return what ``put(piece, product)`` makes of each piece of a flat tensor.
+
+    Product is the same piece of :func:`along`. So only pieces of the product exist at a time; all
+    of it does where x has but a few elements before the mode, and some behind it.
+
+    Args:
+        xp: An operations module.
+        x: As of :func:`along`, and so are shape, mode and basis.
+        shape: Of the tensor.
+        mode: Which one.
+        basis: Shape ``(r, n)``.
+        into: As many elements as the product; may be overwritten.
+        put: Returns a tensor of the shape of both; may overwrite ``piece``.
+    """
+    r, n = basis.shape
+    before, behind = math.prod(shape[:mode]), math.prod(shape[mode + 1 :])
+    if behind == 1:
+        rows, right = xp.reshape(x, (before, n)), xp.transpose(basis)
+        whole = xp.reshape(into, (before, r))
+    elif before == 1:
+        rows, right = basis, xp.reshape(x, (n, behind))
+        whole = xp.reshape(into, (r, behind))
+    else:
+        rows, right = xp.reshape(x, (before, n, behind)), None
+        whole = xp.reshape(into, (before, r, behind))
+
+    def one(_: int, place: Tensor, row: Tensor) -> tuple[Tensor]:
+        product = xp.matmul(basis, row) if right is None else xp.matmul(row, right)
+        return (put(place, product),)
+
+    return xp.reshape(xp.map_rows(one, [whole, rows], [whole])[0], (-1,))
 
 
 def onto(xp: Any, x: Tensor, shape: tuple[int, ...], mode: int, basis: Tensor) -> Tensor:

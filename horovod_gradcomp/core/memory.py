@@ -210,10 +210,7 @@ class Residual(Memory):
         gain: Any = 1.0,
         note: Tensor | None = None,
     ) -> Tensor:
-        if is_one(gain):
-            return xp.add_scaled(grad, state[0], self.decay, out)
-        held = state[0] if self.decay == 1 else xp.scaled(state[0], self.decay)
-        return xp.add_(_scaled(xp, grad, gain, out), held)
+        return _sum(xp, grad, gain, state[0], self.decay, out)
 
     def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
         return (done.error,)
@@ -258,10 +255,9 @@ class Momentum(Memory):
         check_choice("momentum", "masking", self.masking, (True, False))
 
     def note(self, xp: Any, grad: Tensor, state: tuple[Tensor, ...], gain: Any, out: Any) -> Tensor:
-        made = _scaled(xp, grad, gain, out)
         if self.nesterov:
-            return xp.scale_(xp.add_(made, state[0]), self.m)
-        return xp.add_(made, xp.scaled(state[0], self.m))
+            return xp.scale_(xp.add_(_scaled(xp, grad, gain, out), state[0]), self.m)
+        return _sum(xp, grad, gain, state[0], self.m, out)
 
     def compensate(
         self,
@@ -377,8 +373,8 @@ class Differential(EF21):
         if self.alpha == 1 or done.refreshed:
             return super().update(xp, state, done)
         moved = xp.sub_(xp.sub_(done.note, done.error), state[0])
-        own = xp.add(state[0], xp.scale_(moved, self.alpha))
-        return own, xp.add(state[1], xp.scaled(done.mean, self.alpha))
+        own = xp.add_(xp.scale_(moved, self.alpha), state[0])
+        return own, xp.add_scaled(state[1], done.mean, self.alpha, None)
 
     def check(self, codec: Codec) -> None:
         Memory.check(self, codec)
@@ -407,6 +403,21 @@ MEMORIES: dict[str, type[Memory]] = {
 def _scaled(xp: Any, grad: Tensor, gain: Any, out: Any) -> Tensor:
     made = xp.to_float32(grad, out)
     return made if is_one(gain) else xp.scale_(made, gain)
+
+
+def _sum(xp: Any, grad: Tensor, gain: Any, held: Tensor, factor: float, out: Any) -> Tensor:
+    """Return ``gain * grad + factor * held``, without storage beside ``out``."""
+    if is_one(gain):
+        return xp.add_scaled(grad, held, factor, out)
+    made = _scaled(xp, grad, gain, out)
+    if factor == 1:
+        return xp.add_(made, held)
+
+    def one(_: int, a: Tensor, b: Tensor) -> tuple[Tensor]:
+        return (xp.add_(a, xp.scaled(b, factor)),)
+
+    flat, other = (xp.reshape(t, (-1,)) for t in (made, held))
+    return xp.reshape(xp.map_rows(one, [flat, other], [flat])[0], made.shape)
 
 
 def _refuse_noise(name: str, codec: Codec) -> None:

@@ -138,8 +138,16 @@ def _narrow(xp: Any, x: Tensor, found: Tensor, k: int) -> Tensor:
 
 
 def _fill(xp: Any, found: Tensor, k: int) -> Tensor:
-    """Complete fewer than k positions with the lowest ones that are not among them."""
+    """Complete at most k positions with the lowest ones that are not among them."""
+    return xp.cond(xp.length(found) == k, lambda: found, lambda: _filled(xp, found, k))
+
+
+def _filled(xp: Any, found: Tensor, k: int) -> Tensor:
     # Of the first k positions at most len(found) are taken, so enough are free.
-    low = xp.take(found, xp.positions_of(xp.less(found, k)))
-    free = xp.positions_of(xp.logical_not(xp.mark(k, low)))
-    return xp.sort(xp.concat([found, free[: k - xp.length(found)]], axis=0))
+    low = xp.less(found, k)
+    taken = xp.mark(k, xp.take(found, xp.positions_of(low)))
+    # Up to the last of the free ones that are due every position is chosen.
+    end = xp.positions_of(xp.logical_not(taken))[k - xp.length(found) - 1] + 1
+    chosen = xp.logical_or(taken, xp.less(xp.arange(0, k, "int64", found), end))
+    high = xp.take(found, xp.positions_of(xp.logical_not(low)))
+    return xp.concat([xp.positions_of(chosen), high], axis=0)

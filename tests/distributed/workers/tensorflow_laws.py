@@ -291,11 +291,13 @@ def options_of_memories():
 class Momentum(Trainer):
     """Keeps the books of momentum: what is owed is the gathered momentum, not the gradient."""
 
+    m = 0.9
+
     def step(self, *args, **options):
         before = [residual(self.compression, i, "momentum") for i in range(len(SHAPES))]
         for i, speed in enumerate(before):
             if speed is not None:
-                mean = hvd.allreduce(0.9 * speed, name=f"speed.{i}").numpy()
+                mean = hvd.allreduce(self.m * speed, name=f"speed.{i}").numpy()
                 self.true[i] += np.float64(mean.reshape(SHAPES[i]))
         return super().step(*args, **options)
 
