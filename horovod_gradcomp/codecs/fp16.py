@@ -31,6 +31,9 @@ class FP16(Codec):
 
     Combine: SUM. Bias: CONTRACTION (rounding to nearest never exceeds the value itself).
 
+    Horovod forms the sum over ranks in float16, too, also where this codec follows another, as in
+    ``"acp+fp16"``. What that rounds, up to 2^-11 of a sum, no memory sees or gives back.
+
     When to use: first, as the cheapest step that risks least. It halves the bytes, Horovod reduces
     it as it does any gradient, and it needs no memory. Not where half is not enough, nor where
     gradients below about 3e-8 times the number of ranks matter, which become zero: ``bf16`` reaches
