@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import math
 import os
 import pickle
@@ -659,6 +660,43 @@ def a_state_is_not_lost_before_the_first_step() -> None:
     net = Net()
     with pytest.raises(StateError, match="buckets"):
         reduce(net, make(net, other), 0)
+
+
+@check("topk", "powersgd")
+def a_state_is_matched_by_name(kind: str) -> None:
+    """In whatever order it was saved; what does not fit is all in one message, and changes none."""
+    net, compression = Net(), ALL[kind](**SMALL)
+    optimizer = make(net, compression, lr=0.0)
+    for step in range(3):
+        reduce(net, optimizer, step)
+    file = io.BytesIO()
+    torch.save(compression.state_dict(), file)
+    file.seek(0)
+    saved = torch.load(file)  # with weights_only, as torch has it by default
+    kept = digest(whole_state(compression).values())
+    reduce(net, optimizer, 3)
+    (entry,) = saved["optimizers"]
+    for tables in (entry["memory"], entry["shared"]):
+        for slot, held in tables.items():
+            tables[slot] = dict(reversed(held.items()))
+    compression.load_state_dict(saved)
+    assert digest(whole_state(compression).values()) == kept
+    reduce(net, optimizer, 3)
+
+    before = digest(whole_state(compression).values())
+    held = entry["memory"]["residual"]
+    held["other"] = held.pop("a")
+    held["wide"] = held["wide"][:, :7]
+    with pytest.raises(StateError) as caught:
+        compression.load_state_dict(saved)
+    for part in (
+        "residual of 'a' is missing",
+        "residual of 'other' is not known",
+        "residual of 'wide' has shape (3, 7), expected (3, 900)",
+    ):
+        assert part in str(caught.value), caught.value
+    assert digest(whole_state(compression).values()) == before
+    reduce(net, optimizer, 4)
 
 
 @check()
