@@ -262,6 +262,10 @@ def a_refresh_puts_references_right() -> None:
         before = compression.stats()["compressed"]["wire_bytes"] if step else 0
         grads = reduce(net, optimizer, step, spoil=spoil)
         sent.append(compression.stats()["compressed"]["wire_bytes"] - before)
+        if step == 3:  # as rounding would, in many steps
+            (binding,) = compression._bindings
+            for unit in binding.units:
+                unit.store.state[1].mul_(1.5)
         if step == 4:
             (entry,) = compression.state_dict()["optimizers"]
             for n, own in entry["memory"]["own"].items():
@@ -412,7 +416,7 @@ def law6_resume(kind: str) -> None:
     compression = ALL[kind](**SMALL)
     optimizer = make(straight, compression)
     for step in range(20):
-        if step == 10:
+        if step == 9:  # odd, also within a phase of a ramp
             saved = pickle.loads(pickle.dumps((straight.state_dict(), compression.state_dict())))
             saved = copy.deepcopy(saved)
         reduce(straight, optimizer, step, exact=True)
@@ -420,7 +424,7 @@ def law6_resume(kind: str) -> None:
     resumed.load_state_dict(saved[0])
     compression.load_state_dict(saved[1])
     optimizer = make(resumed, compression)
-    for step in range(10, 20):
+    for step in range(9, 20):
         reduce(resumed, optimizer, step, exact=True)
     if hvd.size() > 2 and kind in ROUNDED_SUMS:
         for one, other in zip(straight.parameters(), resumed.parameters(), strict=True):
