@@ -3,11 +3,15 @@
 Its bounds are seen to bite, too: they are given results as they would be without a memory.
 """
 
+import contextlib
 import copy
 import json
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +57,41 @@ def example(monkeypatch):
 def test_quick_form_keeps_its_bounds(quick):
     code, output, _ = quick
     assert code == 0, output
+
+
+def test_ranks_end_with_the_example(tmp_path):
+    """A terminal that closes, or a job that is ended, leaves none behind."""
+    command = [sys.executable, str(EXAMPLES / "convergence.py"), "--quick"]
+    env = launch._environment(tmp_path, LIMIT, {})
+    with (tmp_path / "output").open("w") as output:
+        example = subprocess.Popen(command, env=env, stdout=output, stderr=output)
+    try:
+        wait_until(lambda: ranks_in(tmp_path) == 2, 100)
+        example.terminate()
+        assert example.wait(20) == 128 + signal.SIGTERM
+        wait_until(lambda: not launch.leftovers(tmp_path), 20)
+    finally:
+        example.kill()
+        launch._kill(tmp_path)
+
+
+def ranks_in(folder):
+    """Return how many ranks of a run there are."""
+    found = 0
+    for pid in launch.leftovers(folder):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            found += b"horovodrun" not in b" ".join(words) and any(
+                word.endswith(b"convergence_worker.py") for word in words
+            )
+    return found
+
+
+def wait_until(condition, seconds):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.2)
 
 
 def problems(example, runs):
