@@ -25,7 +25,7 @@ from horovod_gradcomp.torch import Compression
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 CURVE_POINTS = {False: 6, True: 4}  # whether the task was shrunk
-WINDOW = 32  # characters that the LSTM sees at once
+WINDOW = 16  # characters that the LSTM sees at once
 CHARACTERS = 97  # line feed, ASCII from space to tilde, and one for all others
 
 
@@ -67,7 +67,7 @@ class Text:
         self.train = encode([f for i, f in enumerate(files) if i % 10])
         held_out = encode([f for i, f in enumerate(files) if i % 10 == 0])
         windows = held_out[: len(held_out) // (WINDOW + 1) * (WINDOW + 1)].view(-1, WINDOW + 1)
-        chosen = torch.linspace(0, len(windows) - 1, 128 if task.shrink else 256).long()
+        chosen = torch.linspace(0, len(windows) - 1, 256 if task.shrink else 512).long()
         self.tests = windows[chosen][hvd.rank() :: hvd.size()]  # (windows / ranks, WINDOW + 1)
         self.batch, self.units = task.batch, 128 if task.shrink else 464
 
