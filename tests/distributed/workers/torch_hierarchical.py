@@ -75,7 +75,7 @@ def weights_stay_equal(kind: str) -> None:
     """Many steps in another hook order on each rank, one exchange a parameter."""
     net, compression = laws.Net(), KINDS[kind]()
     optimizer = laws.make(net, compression)
-    for step in range(60):
+    for step in range(30):
         optimizer.zero_grad()
         laws.backward(net, step)
         optimizer.step()
@@ -108,13 +108,14 @@ def bytes_are_counted_where_they_go() -> None:
     across = sum(n for ranks, n in given.items() if _is_column(ranks))
     rest = sum(n for ranks, n in given.items() if len(ranks) == hvd.size())
     assert inside == told["inside"] > 0
-    assert across + rest == told["between"], (across, rest, told)
+    carriers = 3 * 4 * 4 * 4  # of four floats, one for each tensor; Horovod's optimizer sends them
+    assert across + rest + carriers == told["between"], (across, rest, told)
     members = [unit.bucket for unit in compression._bindings[0].units]
     raw = 4 * sum(bucket.numel for bucket in members)
     # The whole gradient, then this rank's half of its mean with a flag.
     assert abs(inside / 3 - 1.5 * raw) <= 4 * 2 * len(members)
     assert across / 3 < 0.2 * raw / PER_NODE
-    assert rest / 3 == 4 * 4 * 4 + 4  # carriers, and one float that says who is there
+    assert rest / 3 == 4  # one float that says who is there
 
 
 def _is_node(ranks: tuple[int, ...]) -> bool:
@@ -126,7 +127,7 @@ def _is_column(ranks: tuple[int, ...]) -> bool:
 
 
 def _counting(name: str, given: dict[tuple[int, ...], int]) -> Callable[[], None]:
-    """Count the bytes of the package's own collectives, and of carriers, by their ranks."""
+    """Count the bytes of the package's own collectives by their ranks."""
     original = getattr(hvd, f"{name}_async")
 
     def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -216,8 +217,9 @@ def a_refresh_settles_what_is_owed() -> None:
         assert bool(entry["owed"]) == (step != 4), step
         if step == 4:
             for n, own in entry["memory"]["own"].items():
-                off = hvd.allreduce(own, name=f"own.{n}") - entry["memory"]["mean"][n]
-                assert off.abs().max() < 2e-3 * own.abs().max(), n
+                mean = entry["memory"]["mean"][n]
+                off = hvd.allreduce(own, name=f"own.{n}") - mean
+                assert off.abs().max() < 2e-3 * mean.abs().max(), n
 
 
 @check("linear4", "ef21")
