@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from horovod_gradcomp.core import exchange
 from horovod_gradcomp.core.codec import Call, Codec
-from horovod_gradcomp.core.exchange import Gather, Outcome, Reply, Scatter, Sum
+from horovod_gradcomp.core.exchange import Gather, Outcome, Reply, Scatter, Scope, Sum
+from horovod_gradcomp.core.hierarchical import Nodes
 from horovod_gradcomp.core.memory import Done, Memory
 from tests import table
 from tests.frameworks import Framework
@@ -18,28 +20,49 @@ from tests.frameworks import Framework
 NAME = "layer.weight"
 
 
-def drive(fw: Framework, runs: Sequence[exchange.Exchange], *, average: bool = True) -> list[Any]:
+def drive(
+    fw: Framework,
+    runs: Sequence[exchange.Exchange],
+    *,
+    average: bool = True,
+    nodes: Nodes | None = None,
+    spoil: Callable[[int, list[np.ndarray]], None] = lambda turn, sent: None,
+) -> list[Any]:
     """Run one exchange a rank to the end and return the outcomes in rank order.
 
     Every rank gets payloads in storage of its own, as from a network.
+
+    Args:
+        fw: A framework.
+        runs: Exchanges that have not begun.
+        average: Whether Horovod averages.
+        nodes: Where the ranks are.
+        spoil: Called in each round with its number and what all ranks send, to be changed.
     """
+    turns = itertools.count()
     requests = [next(run) for run in runs]
     while True:
         kinds = {
-            (type(r), None if hasattr(r, "sizes") else fw.array(r.payload).shape) for r in requests
+            (type(r), r.scope if hasattr(r, "sizes") else fw.array(r.payload).shape)
+            for r in requests
         }
         assert len(kinds) == 1, f"ranks ask for different collectives: {kinds}"
         sent = [fw.array(request.payload) for request in requests]
+        spoil(next(turns), sent)
         size = len(sent)
+        groups = _groups(requests[0], size, nodes)
         if isinstance(requests[0], Gather):
             scale = 1 / size if average else 1.0
-            assert all(list(r.sizes) == [p.size for p in sent] for r in requests)
-            replies = [Reply([fw.tensor(p) for p in sent], scale) for _ in sent]
+            replies = []
+            for group, request in zip(groups, requests):
+                assert list(request.sizes) == [sent[r].size for r in group]
+                replies.append(Reply([fw.tensor(sent[r]) for r in group], scale))
         elif isinstance(requests[0], Scatter):
             replies = []
             for rank, request in enumerate(requests):
-                ends = np.cumsum(request.sent)
-                parts = [p[ends[rank] - request.sent[rank] : ends[rank]] for p in sent]
+                turn = groups[rank].index(rank)
+                end = np.cumsum(request.sent)[turn]
+                parts = [sent[r][end - request.sent[turn] : end] for r in groups[rank]]
                 assert list(request.sizes) == [part.size for part in parts]
                 replies.append(Reply([fw.tensor(part) for part in parts]))
         else:
@@ -62,6 +85,14 @@ def drive(fw: Framework, runs: Sequence[exchange.Exchange], *, average: bool = T
         assert not (ended and requests), "some ranks ended, others ask for another collective"
         if ended:
             return ended
+
+
+def _groups(request: Any, size: int, nodes: Nodes | None) -> list[Sequence[int]]:
+    """Return whom each rank exchanges with."""
+    scope = getattr(request, "scope", Scope.ALL)
+    if scope is Scope.ALL:
+        return [range(size)] * size
+    return [nodes.inside(r) if scope is Scope.NODE else nodes.across(r) for r in range(size)]
 
 
 @dataclass

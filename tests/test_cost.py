@@ -138,6 +138,10 @@ def test_horovod_packs_what_waits(monkeypatch):
     assert (early, late) == pytest.approx((15 * 0.5 + 3 * 0.1, 6 * 0.5 + 3 * 0.1))
     _, early, late, *_ = parts("hierarchical", PAIRS)  # no latency inside; 4 messages between
     assert (early, late) == pytest.approx((0.2, 4 * 0.5 + 0.4 + 0.2))
+    # One alltoall a bucket inside, where one gather takes 400 bytes in 16 messages.
+    close = Cluster(ranks=4, per_host=2, between=SLOW, inside=Link(1000.0, 0.01))
+    _, early, late, *_ = parts("hierarchical", close, buckets=5)
+    assert (early, late) == pytest.approx((5 * 0.01 + 0.2, 4 * 0.5 + 0.4 + 16 * 0.01 + 0.2))
 
 
 def test_nothing_leaves_the_only_host():
@@ -165,8 +169,9 @@ def test_which_exchanges_there_are():
     assert exchanges(Combine.GATHER, LONELY) == ("allgather",)
     assert exchanges(Combine.GATHER, FOUR) == ("allgather", "two_phase")
     assert exchanges(Combine.GATHER, uneven) == ("allgather", "two_phase")
-    assert exchanges(Combine.GATHER, PAIRS) == ("allgather", "two_phase")
-    assert {*exchanges(Combine.GATHER, PAIRS), "allreduce", "hierarchical"} == set(EXCHANGES)
+    assert exchanges(Combine.GATHER, Cluster(4, 8, SLOW, FAST)) == ("allgather", "two_phase")
+    assert exchanges(Combine.GATHER, PAIRS) == ("allgather", "two_phase", "hierarchical")
+    assert {*exchanges(Combine.GATHER, PAIRS), "allreduce"} == set(EXCHANGES)
 
 
 def test_the_best_exchange_depends_on_payload_and_ranks():
@@ -175,6 +180,12 @@ def test_the_best_exchange_depends_on_payload_and_ranks():
     tiny, large = (Job(raw=4e8, payload=p) for p in (4e4, 1e8))
     assert cheapest(Combine.GATHER, tiny, few, SPEED).exchange == "allgather"
     assert cheapest(Combine.GATHER, large, many, Speed()).exchange == "two_phase"
+    inside = Link(bandwidth=1e11, latency=2e-6)
+    two, eight = (Cluster(ranks=n, per_host=8, between=link, inside=inside) for n in (16, 64))
+    assert cheapest(Combine.GATHER, large, two, Speed()).exchange == "hierarchical"
+    assert cheapest(Combine.GATHER, large, eight, Speed()).exchange == "hierarchical"
+    slow = Cluster(ranks=64, per_host=8, between=link, inside=link)
+    assert cheapest(Combine.GATHER, large, slow, Speed()).exchange == "two_phase"
 
 
 @pytest.mark.parametrize(

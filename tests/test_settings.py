@@ -112,6 +112,7 @@ BAD_OPTIONS = {
     "clip_value": [0, -1, math.inf, math.nan, "1", True],
     "state_dtype": ["float16", "bf16", 16, None],
     "exchange": ["gather", "", None, True],
+    "ranks_per_node": [0, -1, 0.5, "2", True],
 }
 
 

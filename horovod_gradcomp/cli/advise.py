@@ -42,7 +42,7 @@ def advise(
         None, help="Only this one, by its string form; several times for several."
     ),
     exchange: Optional[str] = typer.Option(  # noqa: UP045
-        None, help="Only this one for gathered payloads: allgather or two_phase."
+        None, help="Only this one for gathered payloads: allgather, two_phase or hierarchical."
     ),
     layer: str = typer.Option("1024x1024", help="Shape of a layer, for low-rank codecs."),
     memcpy: Optional[str] = typer.Option(  # noqa: UP045

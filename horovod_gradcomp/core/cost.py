@@ -156,11 +156,15 @@ def _two_phase(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
 def _hierarchical(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     hosts, local = cluster.hosts, cluster.local
     near, far = fused(job.raw), fused(hosts * job.payload)
-    inside = near * (local - 1) * cluster.inside.seconds(job.raw / near / local)
+    # An alltoall of what is dense, added up by each rank; at the end a gather.
+    first, last = (
+        messages * (local - 1) * cluster.inside.seconds(job.raw / messages / local)
+        for messages in (job.buckets, near)
+    )
     # All ranks of a host send their parts of the payload at once.
     between = far * (hosts - 1) * cluster.between.seconds(job.payload / far)
     after = speed.encoding(job.raw / local) + speed.decoding(job.raw / local, hosts)
-    return 0.0, inside, between + inside, after, (hosts - 1) * job.payload
+    return 0.0, first, between + last, after, (hosts - 1) * job.payload
 
 
 EXCHANGES: dict[str, Callable[[Job, Cluster, Speed], _Parts]] = {
@@ -175,10 +179,12 @@ EXCHANGES: dict[str, Callable[[Job, Cluster, Speed], _Parts]] = {
 def exchanges(combine: Combine, cluster: Cluster) -> tuple[str, ...]:
     """Return which exchanges the front ends have for payloads that combine so.
 
-    ``two_phase`` needs two ranks. ``hierarchical`` is not among them: no front end has it.
+    ``two_phase`` needs two ranks, ``hierarchical`` several hosts of as many ranks each.
     """
     if combine is not Combine.GATHER:
         return ("allreduce",)
+    if cluster.hosts > 1 and cluster.local > 1 and cluster.even:
+        return ("allgather", "two_phase", "hierarchical")
     return ("allgather", "two_phase") if cluster.ranks > 1 else ("allgather",)
 
 

@@ -47,7 +47,13 @@ def joined(xp: Any, each: Sequence[Tensor | None]) -> Tensor | None:
     return xp.concat(known, 0) if known else None
 
 
-def settle(xp: Any, name: str, damage: Tensor | None, bad: Tensor) -> Tensor:
+def settle(
+    xp: Any,
+    name: str,
+    damage: Tensor | None,
+    bad: Tensor,
+    ranks: Sequence[int] | None = None,
+) -> Tensor:
     """Raise :class:`ExchangeError` for what is damaged, or make the step a bad one.
 
     A step that is bad anyway is dropped by all ranks, and its payloads are of no account: scales of
@@ -58,6 +64,7 @@ def settle(xp: Any, name: str, damage: Tensor | None, bad: Tensor) -> Tensor:
         name: Of the tensor or bucket, for messages.
         damage: Of all payloads, in rank order.
         bad: 0, or NaN where some rank's input was not finite.
+        ranks: Who has sent them; default: all, in order.
 
     Returns:
         ``bad``, or NaN where something is damaged and cannot be read here.
@@ -68,7 +75,9 @@ def settle(xp: Any, name: str, damage: Tensor | None, bad: Tensor) -> Tensor:
     if known is None:
         return xp.add(bad, xp.badness(xp.where(xp.equal(damage, 0.0), damage, float("nan"))))
     if any(known) and xp.known(bad) == [0.0]:
-        rank, what = next((rank, int(what)) for rank, what in enumerate(known) if what)
+        rank, what = next(
+            (rank, int(what)) for rank, what in zip(ranks or range(len(known)), known) if what
+        )
         raise ExchangeError(complaint(f"from rank {rank}", describe(what), name))
     return bad
 

@@ -10,6 +10,7 @@ gradient, and what comes back tells.
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -25,12 +26,23 @@ _SNAP = 1e-4
 _LINEAR = 1e-4
 
 
+class Scope(enum.Enum):
+    """Which ranks a request is for."""
+
+    ALL = "all"
+    NODE = "node"
+    """Those of the same node, see :mod:`.hierarchical`."""
+    COLUMN = "column"
+    """One of each node."""
+
+
 class Gather(NamedTuple):
     """Request: give every rank every rank's uint8 payload."""
 
     payload: Tensor
     sizes: Sequence[int]
     """Bytes from each rank."""
+    scope: Scope = Scope.ALL
 
 
 class Scatter(NamedTuple):
@@ -41,6 +53,7 @@ class Scatter(NamedTuple):
     """Bytes for each rank, one part after the other."""
     sizes: Sequence[int]
     """Bytes from each rank."""
+    scope: Scope = Scope.ALL
 
 
 class Reduce(NamedTuple):
@@ -186,9 +199,23 @@ def reduce_decoded(
     return Outcome(xp.spoil_(total, bad), error, bad, (), kept)
 
 
-def check_sizes(xp: Any, payloads: Sequence[Tensor], sizes: Sequence[int], name: str) -> None:
-    """Raise :class:`ExchangeError` unless every rank has sent as many bytes as it must."""
-    for rank, (payload, expected) in enumerate(zip(payloads, sizes)):
+def check_sizes(
+    xp: Any,
+    payloads: Sequence[Tensor],
+    sizes: Sequence[int],
+    name: str,
+    ranks: Sequence[int] | None = None,
+) -> None:
+    """Raise :class:`ExchangeError` unless every rank has sent as many bytes as it must.
+
+    Args:
+        xp: An operations module.
+        payloads: As received.
+        sizes: Bytes that each must have.
+        name: Of the tensor or bucket, for messages.
+        ranks: Who has sent them; default: all, in order.
+    """
+    for rank, payload, expected in zip(ranks or range(len(sizes)), payloads, sizes):
         if xp.numel(payload) != expected:
             raise ExchangeError(
                 explain(

@@ -135,6 +135,11 @@ class Memory(ABC):
             )
 
     @property
+    def rate(self) -> float:
+        """How far a reference follows what is sent."""
+        return 1.0
+
+    @property
     def may_refresh(self) -> bool:
         """Whether there are steps that :meth:`refreshes`."""
         return False
@@ -361,6 +366,10 @@ class Differential(EF21):
     def __post_init__(self) -> None:
         check_fraction("differential", "alpha", self.alpha)
         check_count("differential", "refresh_every", self.refresh_every, minimum=0)
+
+    @property
+    def rate(self) -> float:
+        return self.alpha
 
     @property
     def may_refresh(self) -> bool:

@@ -11,6 +11,7 @@ from .codec import LARGEST, check_choice, check_count, check_range
 from .errors import SettingsError, explain
 from .memory import Memory
 
+EXCHANGES = ("auto", "allgather", "two_phase", "hierarchical")
 SMALLEST = 1e-30
 """Least limit to clip at."""
 
@@ -41,7 +42,11 @@ class Options:
         state_dtype: "float32", or "bfloat16" to hold the memory in half the storage, rounded by up
             to 2**-9 of each value at every step.
         exchange: How packed payloads travel: "allgather", "two_phase" (see
-            :mod:`horovod_gradcomp.core.twophase`), or "auto" for the one that brings fewer bytes.
+            :mod:`horovod_gradcomp.core.twophase`), "hierarchical" (dense inside nodes, packed
+            between them, see :mod:`horovod_gradcomp.core.hierarchical`), or "auto" for the one that
+            brings fewer bytes by the rules written there.
+        ranks_per_node: Consecutive ranks that count as a node in the hierarchical exchange; None
+            for those of a host, as Horovod tells.
     """
 
     memory: str | Memory | None = None
@@ -56,6 +61,7 @@ class Options:
     clip_value: float | None = None
     state_dtype: str = "float32"
     exchange: str = "auto"
+    ranks_per_node: int | None = None
 
     def __post_init__(self) -> None:
         check_count("compressor", "min_numel", self.min_numel, minimum=0)
@@ -72,7 +78,9 @@ class Options:
         if self.clip_norm is not None and self.clip_value is not None:
             raise SettingsError(explain(got="clip_norm= and clip_value=", expected="one of them"))
         check_choice("compressor", "state_dtype", self.state_dtype, ("float32", "bfloat16"))
-        check_choice("compressor", "exchange", self.exchange, ("auto", "allgather", "two_phase"))
+        check_choice("compressor", "exchange", self.exchange, EXCHANGES)
+        if self.ranks_per_node is not None:
+            check_count("compressor", "ranks_per_node", self.ranks_per_node)
 
 
 def _checked_rules(rules: Any) -> tuple[tuple[str, str | None], ...]:

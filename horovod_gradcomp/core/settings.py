@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import twophase
+from . import hierarchical, twophase
 from .codec import Codec, Combine
 from .errors import SettingsError, explain
 from .memory import MEMORIES, Memory
@@ -110,6 +110,16 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
                 do="leave exchange= out",
             )
         )
+    if options.exchange == "hierarchical" and (why := hierarchical.misfit(final, memory)):
+        raise SettingsError(
+            explain(
+                got=f"exchange='hierarchical' with '{final.describe()}' and its memory",
+                expected="a codec whose packed payloads can be decoded part by part, and a memory "
+                "that goes with it",
+                why=why,
+                do="leave exchange= out",
+            )
+        )
     if options.start_after:
         later = [Phase(first + options.start_after, codec) for first, codec in phases]
         phases = [Phase(0, parse_codec(options.start_with)), *later]
@@ -123,7 +133,9 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
             if options.state_dtype != "float32":
                 memory.check_narrow()
         fitted.append(Phase(first, each))
-    exchange = "auto" if options.exchange == "two_phase" else options.exchange
+    exchange = options.exchange
+    if exchange in ("two_phase", "hierarchical"):
+        exchange = "auto"
     bare = dataclasses.replace(options, rules=(), exchange=exchange)
     exceptions = []
     for pattern, text in options.rules:

@@ -17,6 +17,7 @@ class UnitStats:
         numel: Elements a step.
         raw_bytes: Bytes that the gradients hold, over all steps.
         wire_bytes: Bytes handed to Horovod, over all steps.
+        inside_bytes: Those of them that stay inside a node, in a hierarchical exchange.
         state_bytes: Bytes that the memory takes on this rank.
         collectives: Tensors handed to Horovod, carriers among them, over all steps.
         encode_ms: Time in compress, over all steps.
@@ -27,6 +28,7 @@ class UnitStats:
     numel: int = 0
     raw_bytes: int = 0
     wire_bytes: int = 0
+    inside_bytes: int = 0
     state_bytes: int = 0
     collectives: int = 0
     encode_ms: float = 0.0
@@ -79,12 +81,17 @@ class Stats:
 
 def _sums(units: list[UnitStats], steps: int) -> dict[str, Any]:
     raw, wire = sum(u.raw_bytes for u in units), sum(u.wire_bytes for u in units)
+    inside = sum(u.inside_bytes for u in units)
     return {
         "numel": sum(u.numel for u in units),
         "raw_bytes": raw,
         "wire_bytes": wire,
+        "inside_bytes": inside,
+        "between_bytes": wire - inside,
         "raw_bytes_per_step": raw / steps,
         "wire_bytes_per_step": wire / steps,
+        "inside_bytes_per_step": inside / steps,
+        "between_bytes_per_step": (wire - inside) / steps,
         "ratio": wire / raw if raw else None,
         "state_bytes": sum(u.state_bytes for u in units),
         "collectives_per_step": sum(u.collectives for u in units) / steps,

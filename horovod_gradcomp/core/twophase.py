@@ -35,7 +35,7 @@ from .payload import FLAG_BYTES
 
 _LEAST = 256
 """Elements that a part has at least."""
-_LATENCY_BYTES = 2**16
+LATENCY_BYTES = 2**16
 """Bytes that a link carries in the time that a message takes to set out: 50 us at 10 Gbit/s."""
 
 
@@ -79,7 +79,7 @@ def pays(codec: Codec, extents: Sequence[Shape], size: int) -> bool:
     """
     if not able(codec) or not codec.encodes_all or not fits(extents, size):
         return False
-    return size > 2 and codec.wire_bytes(*extents) * (1 - 2 / size) > _LATENCY_BYTES
+    return size > 2 and codec.wire_bytes(*extents) * (1 - 2 / size) > LATENCY_BYTES
 
 
 def fits(extents: Sequence[Shape], size: int) -> bool:
@@ -130,7 +130,7 @@ def start(
     sizes = [codec.wire_bytes(*part.shapes) + FLAG_BYTES for part in every]
     flag = xp.badness(x)
     encoded = [
-        codec.encode(xp, x[part.start : part.stop], _call(call, part, i), want_error=want_error)
+        codec.encode(xp, x[part.start : part.stop], part_call(call, part, i), want_error=want_error)
         for i, part in enumerate(every)
     ]
     reply = yield Scatter(
@@ -142,27 +142,27 @@ def start(
     kept = _kept(xp, encoded, every)
     if reply.refused:
         decoded = [
-            codec.finish(xp, [one.payload], part.numel, _call(call, part, i), scale=1.0).total
+            codec.finish(xp, [one.payload], part.numel, part_call(call, part, i), scale=1.0).total
             for i, (one, part) in enumerate(zip(encoded, every))
         ]
         whole = xp.concat(decoded, 0)
         return (yield from reduce_decoded(xp, codec, whole, flag, error, kept, name))
     check_sizes(xp, reply.payloads, [sizes[call.rank]] * call.size, name)
     bad = flags(xp, reply.payloads)
-    own = _call(call, mine, call.rank)
+    own = part_call(call, mine, call.rank)
     done = codec.finish(xp, reply.payloads, mine.numel, own, scale=1.0 / call.size)
     bad = damage.settle(xp, name, done.damage, bad)
     owed = server.memory.compensate(xp, done.total, server.state, None)
     bad = xp.add(bad, xp.badness(owed))
     again = codec.encode(
-        xp, owed, _call(call, mine, call.size + call.rank), want_error=server.memory.wants_error
+        xp, owed, part_call(call, mine, call.size + call.rank), want_error=server.memory.wants_error
     )
     reply = yield Gather(xp.set_flag_(again.payload, bad), sizes)
     check_sizes(xp, reply.payloads, sizes, name)
     bad = flags(xp, reply.payloads)
     scale = reply.scale * call.size  # each payload is a mean already
     ended = [
-        codec.finish(xp, [payload], part.numel, _call(call, part, call.size + i), scale=scale)
+        codec.finish(xp, [payload], part.numel, part_call(call, part, call.size + i), scale=scale)
         for i, (part, payload) in enumerate(zip(every, reply.payloads))
     ]
     bad = damage.settle(xp, name, damage.joined(xp, [one.damage for one in ended]), bad)
@@ -170,7 +170,7 @@ def start(
     return Outcome(xp.spoil_(total, bad), error, bad, (), kept, again.error)
 
 
-def _call(call: Call, part: Part, turn: int) -> Call:
+def part_call(call: Call, part: Part, turn: int) -> Call:
     """Return the call of a part, with random draws of its own."""
     return dataclasses.replace(
         call, shapes=part.shapes, key=random.advance(*call.key, turn), shared=()

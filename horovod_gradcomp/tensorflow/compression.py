@@ -88,10 +88,10 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     do="make compressors with Compression.topk(...), Compression.from_string(...)",
                 )
             )
-        if settings.options.exchange == "two_phase":
+        if settings.options.exchange in ("two_phase", "hierarchical"):
             raise SettingsError(
                 explain(
-                    got="exchange='two_phase'",
+                    got=f"exchange={settings.options.exchange!r}",
                     expected="'auto' or 'allgather'",
                     why="only the torch front end has it so far",
                 )

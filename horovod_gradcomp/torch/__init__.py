@@ -8,6 +8,7 @@ from ..core.errors import (
     StateError,
 )
 from .compression import Compression, Compressor
+from .nodes import node_process_sets
 from .optimizer import DistributedOptimizer
 from .state import resize_state
 
@@ -20,5 +21,6 @@ __all__ = [
     "GradCompError",
     "SettingsError",
     "StateError",
+    "node_process_sets",
     "resize_state",
 ]

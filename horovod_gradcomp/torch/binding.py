@@ -13,20 +13,22 @@ import math
 import os
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
 
 from ..core.errors import BindingError, explain
-from ..core.exchange import Reduce, Request
+from ..core.exchange import Reduce, Request, Scope
+from ..core.route import Team
 from ..core.settings import Settings
 from ..core.stats import Stats
 from ..ops import torch as xp
 from .agreement import agree
 from .carriers import Carriers
 from .layout import lay_out
+from .nodes import RollCall, place, settle
 from .regroup import Past, meet
 from .unit import Unit
 
@@ -82,6 +84,9 @@ class Binding:
         self._past = Past(0, ())
         self._carriers = Carriers((), self.prefix, process_set)
         self._ranks: tuple[int, ...] = ()
+        self._team = Team(1, 0)
+        self._sets: Mapping[Scope, Any] = {}
+        self._roll = RollCall()
 
     @property
     def prefix(self) -> str:
@@ -126,8 +131,9 @@ class Binding:
         unit, member = place
         self._check(index, tensor)
         with unit.stats.timed("encode_ms"):
-            size = len(self._ranks)
-            unit.add(member, tensor, step=self.step, size=size, frozen=frozen, lift=self._lift)
+            unit.add(
+                member, tensor, step=self.step, team=self._team, frozen=frozen, lift=self._lift
+            )
             if unit.by_horovod:
                 return self._send(unit), ticket
             if unit.full:
@@ -182,14 +188,15 @@ class Binding:
         return payload
 
     def _send(self, unit: Unit) -> Tensor:
-        request = unit.encode(self.step, len(self._ranks), self._ranks.index(hvd.rank()))
+        request = unit.encode(self.step, self._team)
         if not isinstance(request, Reduce):
             self._start(unit, request)
         payload: Tensor = request.payload
         return payload
 
     def _start(self, unit: Unit, request: Request) -> None:
-        unit.start(request, self.prefix, self.process_set)
+        scope = getattr(request, "scope", Scope.ALL)
+        unit.start(request, self.prefix, self._sets.get(scope, self.process_set))
 
     def _start_all(self, requests: Sequence[tuple[Unit, Request | None]]) -> bool:
         """Start what units ask for, and return whether any of them asks for anything."""
@@ -210,6 +217,7 @@ class Binding:
             if not unit.sent:
                 with unit.stats.timed("encode_ms"):
                     self._send(unit)
+        self._roll.check()
         for number in itertools.count():
             if not self._start_all([(unit, unit.advance(number)) for unit in used]):
                 return
@@ -247,6 +255,7 @@ class Binding:
         for unit in self.units:
             if not unit.idle:
                 unit.abandon()
+        self._roll.drain()
         self._next_step()
 
     # Ranks that come and go ---------------------------------------------------------------------
@@ -258,6 +267,7 @@ class Binding:
         for unit in self.units:
             if not unit.idle:
                 unit.forget()
+        self._roll.forget()
         self._next_step()
         self._carriers = Carriers((), self.prefix, self.process_set)
 
@@ -284,8 +294,13 @@ class Binding:
         facts = {**self.settings.facts(), "parameters": model}
         turns = [unit.turn for unit in self.units]
         past = self._past._replace(step=self.step, turns=turns)
-        told = agree(facts, past._asdict(), ranks, self.process_set)
-        self.stats.lost_norm += meet(self, told, ranks)
+        more = {"past": past._asdict(), "place": place()}
+        told = agree(facts, more, ranks, self.process_set)
+        places = [one["place"] for one in told]
+        found = settle(places, self.settings.options, self.units, self.process_set)
+        self._sets = {} if found is None else found.sets
+        self._team = Team(len(ranks), ranks.index(hvd.rank()), found and found.nodes)
+        self.stats.lost_norm += meet(self, [one["past"] for one in told], ranks)
         self._past = Past(0, (), len(ranks), ranks.index(hvd.rank()))
         self._carriers = Carriers(ranks, self.prefix, self.process_set)
 
@@ -306,6 +321,15 @@ class Binding:
         if self._carriers.ranks != ranks:
             self._meet(ranks)
         self._ranks = ranks
+        if self.by_nodes:
+            self._roll.start(self.prefix)
+            self.units[0].stats.wire_bytes += 4
+            self.units[0].stats.collectives += 1
+
+    @property
+    def by_nodes(self) -> bool:
+        """Whether anything takes the hierarchical exchange."""
+        return self._team.nodes is not None
 
     def _check(self, index: int, tensor: Tensor) -> None:
         expected = self.params[index].shape

@@ -308,8 +308,17 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             The rank that joined last.
 
         Raises:
-            BindingError: Payloads are gathered, and Horovod's response cache is on.
+            BindingError: Payloads are gathered, and Horovod's response cache is on, or the exchange
+                is hierarchical.
         """
+        if any(b.by_nodes for b in self._bindings):
+            raise BindingError(
+                explain(
+                    got="join() with exchange='hierarchical'",
+                    expected="exchange='allgather' or 'two_phase'",
+                    why="what a node exchanges needs all of its ranks",
+                )
+            )
         cached = int(os.environ.get("HOROVOD_CACHE_CAPACITY", "1024"))
         if cached and any(unit.gathers for b in self._bindings for unit in b.units):
             raise BindingError(
@@ -365,6 +374,8 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         ``raw_bytes`` is what the gradients hold, ``wire_bytes`` what this rank handed to Horovod
         (payloads, carriers and uncompressed tensors), ``ratio`` their quotient; each in total, per
         step, for compressed tensors only, for bypassed ones with their names, and per bucket.
+        ``inside_bytes`` are those of ``wire_bytes`` that a hierarchical exchange leaves inside a
+        node, ``between_bytes`` all others; each also per step.
         ``collectives_per_step`` counts tensors handed to Horovod, which fuses most of them. Times
         are in milliseconds: ``encode_ms_per_step``, ``decode_ms_per_step`` and
         ``wait_ms_per_step`` for own collectives.

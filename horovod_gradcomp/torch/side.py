@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..core import twophase
 from ..core.memory import Memory
 from ..core.plan import Bucket
+from ..core.twophase import Part, Server
 from .store import Store
 
 Tensor = torch.Tensor
@@ -45,19 +45,29 @@ class ReducingSide:
         """Return the norm of what is owed, as a part of what one of ``size`` ranks owes."""
         return 0.0 if self.owed is None else size * float(torch.linalg.vector_norm(self.owed))
 
-    def server(self, memory: Memory, size: int, rank: int) -> twophase.Server:
+    def move(self, part: Part | None, size: int) -> None:
+        """Go over to another part, before a step: what is owed of the old one goes to the store.
+
+        Args:
+            part: What this rank reduces in the step; None for nothing.
+            size: How many ranks take part.
+        """
+        if self.owed is not None and (part is None or self.part != slice(part.start, part.stop)):
+            self._store.take_back(self.part, self.owed, size)
+            self.clear()
+
+    def server(self, memory: Memory, part: Part) -> Server:
         """Return what the exchange of a step needs; what is held sends nothing."""
         if memory.slots and self.owed is None:
-            part = twophase.parts(self._bucket.shapes, size)[rank]
             self.set(part.start, torch.zeros(part.numel))
         if self.owed is None:
-            return twophase.Server(memory, ())
+            return Server(memory, ())
         owed, held = self.owed, self._held()
         if held:
             owed = owed.clone()
             for piece in held:
                 owed[piece] = 0
-        return twophase.Server(memory, (owed,))
+        return Server(memory, (owed,))
 
     def commit(self, owed: Tensor | None) -> None:
         """Let what the exchange has left out take the place of what was owed."""

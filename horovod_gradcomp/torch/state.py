@@ -124,6 +124,8 @@ def _mean_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
     for name, part in owed.items() if "residual" in memory else ():
         memory["residual"][name] += part
+    if "own" in memory:  # the reference of all was behind by what is owed
+        memory["mean"] = memory["own"]
     narrow = {
         slot: {name: part.float() for name, part in table.items()} for slot, table in memory.items()
     }

@@ -84,6 +84,20 @@ class Store:
             note = memory.note(xp, grad, state, gain, self.part(self._note, index))
         memory.compensate(xp, grad, state, self.part(self.input, index), gain=gain, note=note)
 
+    def take_back(self, part: slice, owed: Tensor, size: int) -> None:
+        """Remember as a rank what this one owed as a reducing side; between two steps.
+
+        Args:
+            part: Of the bucket.
+            owed: In units of means.
+            size: How many ranks there are: what one of them remembers counts so much less.
+        """
+        for slot, state in zip(self.memory.slots, self.state):
+            if slot == "residual":
+                state[part].add_(owed, alpha=size)
+            if slot == "own":  # the reference of all is behind by it
+                state[part].sub_(owed, alpha=size * self.memory.rate)
+
     def hold(self, index: int) -> None:
         """Let a member send zero in this step, and keep its memory."""
         assert self.input is not None

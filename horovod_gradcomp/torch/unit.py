@@ -14,10 +14,11 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from ..codecs.fp16 import FP16
-from ..core import exchange, random, twophase
+from ..core import exchange, hierarchical, random, twophase
 from ..core.codec import Call, Codec, Combine, is_one
 from ..core.errors import ExchangeError, explain
 from ..core.plan import Bucket
+from ..core.route import Route, Team, route
 from ..core.settings import Settings
 from ..core.stats import UnitStats
 from ..ops import torch as xp
@@ -53,6 +54,8 @@ class Unit:
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
         self._outcome: exchange.Outcome | None = None
+        self.route = Route("whole", None)
+        """The exchange of the running step, or of the last."""
         self.phase = self._begin(settings.codec_at(0))
 
     @property
@@ -86,7 +89,7 @@ class Unit:
         return len(self._arrived) >= self.expected
 
     def add(
-        self, index: int, grad: Tensor, *, step: int, size: int, frozen: bool, lift: Any = 1.0
+        self, index: int, grad: Tensor, *, step: int, team: Team, frozen: bool, lift: Any = 1.0
     ) -> None:
         """Take in one member's gradient.
 
@@ -94,46 +97,66 @@ class Unit:
             index: Of the member.
             grad: Any strides, any float dtype, of the member's shape.
             step: Equal on all ranks.
-            size: How many ranks take part.
+            team: Who takes part.
             frozen: Whether the parameter no longer trains: it sends zero and keeps its memory,
                 which would move its weights otherwise.
             lift: As of :meth:`Store.take`.
         """
         if self.idle:
-            self.store.begin(step)
+            self._set_out(step, team)
         self._arrived.add(index)
         if frozen:
             self.store.hold(index)
             return
-        self.store.take(index, grad.detach(), lift=lift, size=size)
+        self.store.take(index, grad.detach(), lift=lift, size=team.size)
         self.stats.raw_bytes += grad.numel() * grad.element_size()
 
-    def encode(self, step: int, size: int, rank: int) -> exchange.Request:
+    def _set_out(self, step: int, team: Team) -> None:
+        self.prepare(step)
+        self.route = self.route_of(self.codec, team)
+        if self.memory.refreshes(step):  # all is sent, and what is owed is of no account
+            self.route = Route("whole", None)
+        else:
+            self.side.move(self.route.part, team.size)
+        self.store.begin(step)
+
+    def route_of(self, codec: Codec, team: Team) -> Route:
+        """Return the exchange that a codec takes."""
+        how = self._settings.options.exchange
+        return route(how, codec, self.memory, self.bucket.shapes, team)
+
+    def takes_nodes(self, team: Team) -> bool:
+        """Return whether any of its codecs takes the hierarchical exchange."""
+        routes = (self.route_of(phase.codec, team) for phase in self._settings.phases)
+        return any(one.exchange == "hierarchical" for one in routes)
+
+    def encode(self, step: int, team: Team) -> exchange.Request:
         """Encode what has arrived; what has not counts as zero and keeps its memory.
 
         Args:
             step: Equal on all ranks.
-            size: How many ranks take part.
-            rank: Which of them this is.
+            team: Who takes part.
         """
         for index in range(len(self.bucket.members)):
             if index not in self._arrived:
                 self.store.hold(index)
-        self.prepare(step)
         call = Call(
-            size=size,
+            size=team.size,
             shapes=self.bucket.shapes,
             key=random_key(self._settings, self.bucket.name, step),
             step=self.turn,
-            rank=rank,
+            rank=team.rank,
             shared=self.shared,
         )
         codec, start = self._now, functools.partial(exchange.start, own=not self.by_horovod)
         self._rounds = codec.round_count(self.bucket.shapes)
-        if self._two_phase(codec, size):
-            self._rounds = 2
-            server = self.side.server(self.memory.of_server(codec), size, rank)
-            start = functools.partial(twophase.start, server=server)
+        if self.route.part is not None:
+            server = self.side.server(self.memory.of_server(codec), self.route.part)
+            self._rounds, start = 2, functools.partial(twophase.start, server=server)
+            if self.route.exchange == "hierarchical":
+                assert team.nodes is not None
+                self._rounds = 3
+                start = functools.partial(hierarchical.start, server=server, nodes=team.nodes)
         self._exchange = start(
             xp,
             codec,
@@ -144,13 +167,6 @@ class Unit:
         )
         self.stats.numel = self.bucket.numel
         return self._counted(next(self._exchange))
-
-    def _two_phase(self, codec: Codec, size: int) -> bool:
-        """Return whether this step's payloads are reduced part by part."""
-        how, shapes = self._settings.options.exchange, self.bucket.shapes
-        if how == "two_phase":
-            return twophase.able(codec) and twophase.fits(shapes, size)
-        return how == "auto" and twophase.pays(codec, shapes, size)
 
     @property
     def _now(self) -> Codec:
@@ -263,7 +279,9 @@ class Unit:
         """Let the candidate take the memory's place."""
         outcome = self._outcome
         assert outcome is not None
-        if not self.store.refreshing:
+        if self.store.refreshing:
+            self.side.clear()
+        else:
             self.shared = outcome.shared
             self.turn += 1
         self.side.commit(outcome.owed)
@@ -293,7 +311,10 @@ class Unit:
 
     def _counted(self, request: exchange.Request) -> exchange.Request:
         payload = request.payload
-        self.stats.wire_bytes += payload.numel() * payload.element_size()
+        nbytes = payload.numel() * payload.element_size()
+        self.stats.wire_bytes += nbytes
+        if getattr(request, "scope", None) is exchange.Scope.NODE:
+            self.stats.inside_bytes += nbytes
         self.stats.collectives += 1
         return request
 

@@ -11,7 +11,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from ..core.errors import ExchangeError, explain
-from ..core.exchange import Gather, Request, Scatter, Sum
+from ..core.exchange import Gather, Request, Scatter, Scope, Sum
 
 Tensor = torch.Tensor
 
@@ -29,7 +29,7 @@ class Wire:
         Args:
             request: Of the exchange; not one that Horovod answers by itself.
             name: Equal on all ranks, and of no other collective that is under way.
-            process_set: Of Horovod.
+            process_set: Of Horovod, of those ranks that the request is for.
         """
         self._request = request
         payload = request.payload
@@ -78,7 +78,8 @@ class Wire:
     @property
     def needs_all(self) -> bool:
         """Whether Horovod refuses the present collective while a rank has joined."""
-        return isinstance(self._request, (Gather, Scatter))
+        request = self._request
+        return isinstance(request, (Gather, Scatter)) and request.scope is Scope.ALL
 
     def drain(self) -> None:
         """Wait for a collective whose result nobody wants."""

@@ -176,6 +176,24 @@ def test_the_interface_counts_what_the_compressor_counts(tmp_path):
 
 
 @real
+def test_a_host_of_several_ranks_sends_one_payload(tmp_path):
+    """In a hierarchical exchange: what stays inside a host is not on its interface."""
+    form = "linear:bits=4,exchange=hierarchical"
+    worker = [sys.executable, str(WORKERS / "lab_bytes.py"), form]
+    done = lab(tmp_path, "--ranks-per-host", "2", "--", *worker)
+    assert done.returncode == 0, done.stdout + done.stderr
+    reports = [json.loads(line[4:]) for line in done.stdout.splitlines() if '"size"' in line]
+    assert sorted(report["host"] for report in reports) == [0, 0, 1, 1]
+    for host in (0, 1):
+        mine = [report for report in reports if report["host"] == host]
+        told = sum(report["found"][form]["told"] for report in mine)
+        steps = mine[0]["steps"]
+        for report in mine:
+            assert report["found"][form]["inside"] > 4 * told
+            assert 0.95 * told <= report["found"][form]["counted"] <= 1.05 * told + 150_000 * steps
+
+
+@real
 def test_a_slow_host_has_a_slow_link(tmp_path):
     file = tmp_path / "lab.json"
     worker = [sys.executable, str(WORKERS / "lab_rate.py")]

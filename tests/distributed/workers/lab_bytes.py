@@ -9,7 +9,7 @@ from pathlib import Path
 import horovod.torch as hvd
 import torch
 
-from horovod_gradcomp.torch import Compression
+from horovod_gradcomp.torch import Compression, node_process_sets
 
 STEPS = 4
 SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
@@ -24,7 +24,7 @@ def steps(model, optimizer, count):
 
 
 def main():
-    hvd.init()
+    hvd.init(process_sets=node_process_sets())
     found = {}
     for form in sys.argv[1:]:
         model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(4)))
@@ -35,11 +35,14 @@ def main():
             compression=compression,
         )
         steps(model, optimizer, 1)  # binding and agreement
-        told, counted = compression.stats()["wire_bytes"], int(SENT.read_text())
+        told, counted = compression.stats()["between_bytes"], int(SENT.read_text())
         steps(model, optimizer, STEPS)
-        told, counted = compression.stats()["wire_bytes"] - told, int(SENT.read_text()) - counted
-        found[form] = {"told": told, "counted": counted}
-    sys.stdout.write(json.dumps({"size": hvd.size(), "steps": STEPS, "found": found}) + "\n")
+        counted = int(SENT.read_text()) - counted
+        stats = compression.stats()
+        told = stats["between_bytes"] - told
+        found[form] = {"told": told, "counted": counted, "inside": stats["inside_bytes"]}
+    place = {"size": hvd.size(), "host": hvd.cross_rank()}
+    sys.stdout.write(json.dumps({**place, "steps": STEPS, "found": found}) + "\n")
 
 
 if __name__ == "__main__":

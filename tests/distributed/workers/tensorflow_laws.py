@@ -284,7 +284,10 @@ def options_of_memories():
         "sent": sent,
         "off": max(hvd.allgather_object(off[3])),
         "worse": min(hvd.allgather_object(off[2])),
-        "refused": message(lambda: make("linear", exchange="two_phase")),
+        "refused": {
+            how: message(lambda how=how: make("linear", exchange=how))
+            for how in ("two_phase", "hierarchical")
+        },
     }
 
 
