@@ -157,6 +157,8 @@ def test_options_that_do_not_fit_one_another():
             make("topk", {"memory": memory, "state_dtype": "bfloat16"})
     with pytest.raises(SettingsError, match="two_phase"):
         make("fp16", {"exchange": "two_phase"})
+    with pytest.raises(SettingsError, match="missing from the reference"):
+        make("qsgd", {"exchange": "two_phase", "memory": "differential:alpha=0.1"})
     made = make("topk", {"exchange": "two_phase", "rules": [("a", "powersgd")]})
     assert made.exceptions[0][1].options.exchange == "auto"
     make("topk", {"memory": "momentum", "state_dtype": "bfloat16", "clip_norm": 1})

@@ -7,7 +7,8 @@ import pytest
 
 from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import twophase
-from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.memory import Differential, NoMemory, Residual
+from horovod_gradcomp.core.route import Team, route
 from tests import lockstep, table
 
 SHAPES = ((37, 41), (501,), (8, 3, 3, 3), (1,), (1700,))
@@ -130,3 +131,11 @@ def test_what_a_codec_must_be():
     assert twophase.able(build("topk"))
     for text in ("svd", "tucker", "acp", "powersgd", "cltk", "randomk", "sign:vote=True", "none"):
         assert not twophase.able(build(text)), text
+
+
+def test_a_reference_that_would_stray_travels_whole():
+    """What an unbiased codec leaves out of a mean would be missing from it for good."""
+    shapes, team = [(10**7,)], Team(4, 1)
+    for memory, exchange in ((NoMemory(), "two_phase"), (Differential(0.1), "whole")):
+        for how in ("auto", "two_phase"):
+            assert route(how, build("qsgd"), memory, shapes, team).exchange == exchange

@@ -82,13 +82,9 @@ def arrange(nodes: Sequence[int]) -> Nodes:
 
 def misfit(codec: Codec, memory: Memory) -> str:
     """Return why a codec with a memory cannot travel so, or nothing."""
-    if not twophase.able(codec):
-        return "Horovod itself adds its payloads up, or it sees a tensor as a whole"
-    if memory.is_momentum and not codec.encodes_all:
+    if memory.is_momentum and twophase.able(codec) and not codec.encodes_all:
         return "a rank does not learn which of its values its node has sent"
-    if memory.references and not codec.feeds_back:
-        return "what is left out of a node's sum would be missing from the reference for good"
-    return ""
+    return twophase.misfit(codec, memory)
 
 
 def fits(extents: Sequence[Shape], nodes: Nodes) -> bool:

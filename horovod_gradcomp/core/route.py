@@ -46,10 +46,11 @@ def route(how: str, codec: Codec, memory: Memory, shapes: Sequence[Shape], team:
     if nodes is not None and _takes_nodes(how, codec, memory, shapes, nodes):
         turn = nodes.inside(rank).index(rank)
         return Route("hierarchical", twophase.parts(shapes, nodes.local)[turn])
+    two = not twophase.misfit(codec, memory)
     if how == "two_phase":
-        two = twophase.able(codec) and twophase.fits(shapes, size)
+        two = two and twophase.fits(shapes, size)
     else:
-        two = how == "auto" and twophase.pays(codec, shapes, size)
+        two = two and how == "auto" and twophase.pays(codec, shapes, size)
     return Route("two_phase", twophase.parts(shapes, size)[rank]) if two else Route("whole", None)
 
 

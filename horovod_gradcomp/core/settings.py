@@ -101,19 +101,12 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
     phases = [Phase(0, codec)] if isinstance(codec, Codec) else list(codec)
     final = phases[-1].codec
     memory = _memory(final.default_memory if options.memory is None else options.memory)
-    if options.exchange == "two_phase" and not twophase.able(final):
+    misfit = {"two_phase": twophase.misfit, "hierarchical": hierarchical.misfit}
+    asked = misfit.get(options.exchange)
+    if asked is not None and (why := asked(final, memory)):
         raise SettingsError(
             explain(
-                got=f"exchange='two_phase' with '{final.describe()}'",
-                expected="a codec whose packed payloads can be decoded part by part",
-                why="Horovod itself adds its payloads up, or it sees a tensor as a whole",
-                do="leave exchange= out",
-            )
-        )
-    if options.exchange == "hierarchical" and (why := hierarchical.misfit(final, memory)):
-        raise SettingsError(
-            explain(
-                got=f"exchange='hierarchical' with '{final.describe()}' and its memory",
+                got=f"exchange={options.exchange!r} with '{final.describe()}' and its memory",
                 expected="a codec whose packed payloads can be decoded part by part, and a memory "
                 "that goes with it",
                 why=why,
@@ -133,9 +126,7 @@ def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
             if options.state_dtype != "float32":
                 memory.check_narrow()
         fitted.append(Phase(first, each))
-    exchange = options.exchange
-    if exchange in ("two_phase", "hierarchical"):
-        exchange = "auto"
+    exchange = "auto" if asked is not None else options.exchange
     bare = dataclasses.replace(options, rules=(), exchange=exchange)
     exceptions = []
     for pattern, text in options.rules:

@@ -68,6 +68,15 @@ def able(codec: Codec) -> bool:
     )
 
 
+def misfit(codec: Codec, memory: Memory) -> str:
+    """Return why a codec with a memory cannot travel so, or nothing."""
+    if not able(codec):
+        return "Horovod itself adds its payloads up, or it sees a tensor as a whole"
+    if memory.references and not codec.feeds_back:
+        return "what is left out of a mean would be missing from the reference for good"
+    return ""
+
+
 def pays(codec: Codec, extents: Sequence[Shape], size: int) -> bool:
     """Return whether two phases are the better exchange, from shapes and ranks alone.
 
