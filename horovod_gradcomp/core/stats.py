@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +20,7 @@ class UnitStats:
         encode_ms: Time in compress, over all steps.
         wait_ms: Time waiting for own collectives, over all steps.
         decode_ms: Time in decompress without the wait, over all steps.
+        codec_ms: Of these, time in which the codec itself encodes and decodes, over all steps.
     """
 
     numel: int = 0
@@ -32,15 +31,27 @@ class UnitStats:
     encode_ms: float = 0.0
     wait_ms: float = 0.0
     decode_ms: float = 0.0
+    codec_ms: float = 0.0
 
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Add the time of a block to ``encode_ms``, ``wait_ms`` or ``decode_ms``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self, what, getattr(self, what) + 1e3 * (time.perf_counter() - start))
+    def timed(self, what: str) -> Timed:
+        """Add the time of a block to ``encode_ms``, ``wait_ms``, ``decode_ms`` or ``codec_ms``."""
+        return Timed(self, what)
+
+
+class Timed:
+    """A block whose time is added to a number of :class:`UnitStats`; it may be entered again."""
+
+    __slots__ = ("_start", "_stats", "_what")
+
+    def __init__(self, stats: UnitStats, what: str) -> None:
+        self._stats, self._what = stats, what
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        milliseconds = 1e3 * (time.perf_counter() - self._start)
+        setattr(self._stats, self._what, getattr(self._stats, self._what) + milliseconds)
 
 
 @dataclass
@@ -91,6 +102,7 @@ def _sums(units: list[UnitStats], steps: int) -> dict[str, Any]:
         "encode_ms_per_step": sum(u.encode_ms for u in units) / steps,
         "wait_ms_per_step": sum(u.wait_ms for u in units) / steps,
         "decode_ms_per_step": sum(u.decode_ms for u in units) / steps,
+        "codec_ms_per_step": sum(u.codec_ms for u in units) / steps,
     }
 
 

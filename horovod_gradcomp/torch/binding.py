@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -23,9 +24,9 @@ from ..core.errors import BindingError, explain
 from ..core.exchange import Reduce, Request
 from ..core.settings import Settings
 from ..core.stats import Stats
-from ..ops import torch as xp
 from .agreement import agree
 from .carriers import Carriers
+from .finite import Doubts
 from .layout import lay_out
 from .regroup import Past, meet
 from .unit import Unit
@@ -76,7 +77,7 @@ class Binding:
         self._open = 0
         self._lift: Any = 1.0
         self._sending = True
-        self._bad: list[Tensor] = []
+        self._doubts = Doubts()
         self.follows_resets = False
         """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
         self._past = Past(0, ())
@@ -113,8 +114,8 @@ class Binding:
         """Take in a gradient; see :meth:`Compressor.compress`."""
         if self._arrived[index] or not self._sending:
             self._abandon()
-        self._refresh_ranks()
         if not self._open:
+            self._refresh_ranks()
             self._lift = loss_scale(self.grad_scaler)
         self._arrived[index] = True
         self._open += 1
@@ -125,17 +126,19 @@ class Binding:
             return self._bypass(tensor), ticket
         unit, member = place
         self._check(index, tensor)
-        with unit.stats.timed("encode_ms"):
-            size = len(self._ranks)
-            unit.add(member, tensor, step=self.step, size=size, frozen=frozen, lift=self._lift)
-            if unit.by_horovod:
-                return self._send(unit), ticket
+        start, stats = time.perf_counter(), unit.stats
+        size = len(self._ranks)
+        unit.add(member, tensor, step=self.step, size=size, frozen=frozen, lift=self._lift)
+        if unit.by_horovod:
+            payload = self._send(unit)
+        else:
             if unit.full:
                 self._send(unit)
-            carrier = self._carriers.next(self.step, len(self.params), frozen=frozen)
-            unit.stats.wire_bytes += carrier.numel() * carrier.element_size()
-            unit.stats.collectives += 1
-        return carrier, ticket
+            payload = self._carriers.next(self.step, len(self.params), frozen=frozen)
+            stats.wire_bytes += payload.nbytes
+            stats.collectives += 1
+        stats.encode_ms += 1e3 * (time.perf_counter() - start)
+        return payload, ticket
 
     def decompress(self, reduced: Tensor, ticket: Ticket) -> Tensor:
         """Return a reduced gradient; see :meth:`Compressor.decompress`."""
@@ -152,7 +155,7 @@ class Binding:
         if place is None:
             out = reduced.to(ticket.dtype)
             if self._remembers and reduced.is_floating_point():
-                self._bad.append(xp.badness(reduced))
+                self._doubts.look_at(reduced)
         else:
             unit, member = place
             if unit.by_horovod:
@@ -162,7 +165,7 @@ class Binding:
                 unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
             if unit.by_horovod:
-                self._bad.append(unit.bad)
+                self._doubts.add(unit.bad)
         self._open -= 1
         if self._open == 0:
             self._end()
@@ -176,8 +179,8 @@ class Binding:
             payload = tensor.to(torch.float32)  # Horovod cannot carry bfloat16
         if not payload.is_contiguous():
             payload = payload.contiguous()
-        stats.raw_bytes += tensor.numel() * tensor.element_size()
-        stats.wire_bytes += payload.numel() * payload.element_size()
+        stats.raw_bytes += tensor.nbytes
+        stats.wire_bytes += payload.nbytes
         stats.collectives += 1
         return payload
 
@@ -235,8 +238,10 @@ class Binding:
 
     def _end(self) -> None:
         used = [unit for unit in self.units if not unit.idle]
-        self._bad += [unit.bad for unit in used if not unit.by_horovod]
-        bad = _any_bad(self._bad)
+        for unit in used:
+            if not unit.by_horovod:
+                self._doubts.add(unit.bad)
+        bad = self._doubts.any()
         for unit in used:
             unit.drop() if bad else unit.commit()
         self.stats.steps += 1
@@ -247,6 +252,7 @@ class Binding:
         for unit in self.units:
             if not unit.idle:
                 unit.abandon()
+        self._carriers.next_step(reuse=False)
         self._next_step()
 
     # Ranks that come and go ---------------------------------------------------------------------
@@ -294,14 +300,12 @@ class Binding:
         self._sending = True
         self._open = 0
         self._arrived = [False] * len(self.params)
-        self._bad = []
+        self._doubts.clear()
         self._carriers.next_step()
         self._ranks = ()
 
     def _refresh_ranks(self) -> None:
         """Ask anew each step: elastic training changes the ranks between steps."""
-        if self._ranks:
-            return
         ranks = tuple(self.process_set.ranks or range(hvd.size()))
         if self._carriers.ranks != ranks:
             self._meet(ranks)
@@ -328,14 +332,6 @@ def loss_scale(grad_scaler: Any) -> Any:
     if scale is None:  # nothing has been scaled so far
         return 1.0
     return scale.item() if scale.device.type == "cpu" else scale.detach().clone()
-
-
-def _any_bad(flags: list[Tensor]) -> bool:
-    """Return whether any flag is not 0: the one place where a step waits for the device."""
-    devices: dict[torch.device, list[Tensor]] = {}
-    for flag in flags:
-        devices.setdefault(flag.device, []).append(flag)
-    return any(torch.stack(group).sum().item() != 0 for group in devices.values())
 
 
 def _fingerprint(names: list[str], params: list[Tensor]) -> str:

@@ -111,15 +111,15 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         Raises:
             ExchangeError: The reduction was not linear, or ran over other ranks.
         """
+        if isinstance(ctx, Ticket):
+            return ctx.binding.decompress(tensor, ctx)
         if ctx is None:  # a sparse gradient, which Horovod reduces without compress
             return tensor
         if isinstance(ctx, torch.dtype):
             return tensor.to(ctx)
-        if not isinstance(ctx, Ticket):
-            raise BindingError(
-                explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
-            )
-        return ctx.binding.decompress(tensor, ctx)
+        raise BindingError(
+            explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
+        )
 
     def __add__(self, other: Any) -> Compressor:
         """Return ``A + B``, where B encodes what A keeps, with the memory and options of A."""

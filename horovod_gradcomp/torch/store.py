@@ -37,6 +37,10 @@ class Store:
         self.state = tuple(self._zeros(self._dtype) for _ in settings.memory.slots)
         self._base = self.state
         self._spares: list[Tensor] = []
+        self._numels = [m.numel for m in bucket.members]
+        self._views: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._into: list[Tensor] = []
+        self._from: list[list[Tensor]] = []
         self._held: set[int] = set()
         self._note: Tensor | None = None
         self.input: Tensor | None = None
@@ -64,6 +68,8 @@ class Store:
         self._base = self.state
         if self.refreshing:
             self._base = tuple(self._zeros(torch.float32) for _ in self.state)
+        self._into = self._parts(self.input)
+        self._from = [self._parts(s) for s in self._base]
 
     def take(self, index: int, grad: Tensor, *, lift: Any, size: int) -> None:
         """Take in one member's gradient.
@@ -76,21 +82,24 @@ class Store:
             size: How many ranks take part.
         """
         memory = self.memory
-        assert self.input is not None
         grad, gain = clipped(xp, grad, 1 / lift, self._options, size)
-        state = tuple(self.part(s, index).float() for s in self._base)
+        state = tuple([parts[index].float() for parts in self._from])
         note = None
         if self._note is not None:
-            note = memory.note(xp, grad, state, gain, self.part(self._note, index))
-        memory.compensate(xp, grad, state, self.part(self.input, index), gain=gain, note=note)
+            note = memory.note(xp, grad, state, gain, self._parts(self._note)[index])
+        memory.compensate(xp, grad, state, self._into[index], gain=gain, note=note)
 
     def hold(self, index: int) -> None:
         """Let a member send zero in this step, and keep its memory."""
-        assert self.input is not None
         self._held.add(index)
-        self.part(self.input, index).zero_()
+        self._into[index].zero_()
         if self._note is not None:
-            self.part(self._note, index).copy_(self.part(self._base[0], index))
+            self._parts(self._note)[index].copy_(self._from[0][index])
+
+    def silence(self, total: Tensor, bad: Tensor) -> None:
+        """Put 0, or NaN in a bad step, where members send zero in this step."""
+        for index in self._held:
+            self.part(total, index).zero_().add_(bad)
 
     def held(self, index: int) -> bool:
         """Return whether a member sends zero in this step."""
@@ -130,13 +139,27 @@ class Store:
         spares = [t for at, t in free.items() if at not in taken]
         self._spares = spares[: 1 + self.memory.notes]
         self.input = self._note = None
-        self._base = self.state
+        self._base, self._into, self._from = self.state, [], []
+        kept = {t.data_ptr() for t in (*self.state, *self._spares)}
+        self._views = {key: views for key, views in self._views.items() if key[0] in kept}
         self._held.clear()
 
     def part(self, flat: Tensor, index: int) -> Tensor:
         """Return one member's part of a flat tensor, in its shape, sharing storage."""
         member = self._bucket.members[index]
         return flat[member.start : member.start + member.numel].view(member.shape)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Return all members' parts of a flat tensor, in their shapes, sharing storage."""
+        pieces = flat.split_with_sizes(self._numels)
+        return [piece.view(m.shape) for piece, m in zip(pieces, self._bucket.members)]
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """Return :meth:`split`, once for storage that is used in many steps."""
+        key = flat.data_ptr(), flat.dtype
+        if key not in self._views:
+            self._views[key] = self.split(flat)
+        return self._views[key]
 
     def _storage(self) -> Tensor:
         if self._spares:

@@ -46,10 +46,12 @@ class Unit:
         self.stats.state_bytes = self.store.nbytes
         self._settings = settings
         self._arrived: set[int] = set()
+        self._dtypes: set[torch.dtype] = set()
         self._exchange: exchange.Exchange | None = None
         self._wire = Wire()
         self._factor: float | None = None
         self._cast: list[Tensor] = []
+        self._results: dict[torch.dtype, list[Tensor]] = {}
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
         self._outcome: exchange.Outcome | None = None
@@ -99,14 +101,15 @@ class Unit:
                 which would move its weights otherwise.
             lift: As of :meth:`Store.take`.
         """
-        if self.idle:
+        if not self._arrived:
             self.store.begin(step)
         self._arrived.add(index)
+        self._dtypes.add(grad.dtype)
         if frozen:
             self.store.hold(index)
             return
-        self.store.take(index, grad.detach(), lift=lift, size=size)
-        self.stats.raw_bytes += grad.numel() * grad.element_size()
+        self.store.take(index, grad, lift=lift, size=size)
+        self.stats.raw_bytes += grad.nbytes
 
     def encode(self, step: int, size: int, rank: int) -> exchange.Request:
         """Encode what has arrived; what has not counts as zero and keeps its memory.
@@ -143,7 +146,9 @@ class Unit:
             name=self.bucket.name,
         )
         self.stats.numel = self.bucket.numel
-        return self._counted(next(self._exchange))
+        with self.stats.timed("codec_ms"):
+            request = next(self._exchange)
+        return self._counted(request)
 
     def _two_phase(self, codec: Codec, size: int) -> bool:
         """Return whether this step's payloads are reduced part by part."""
@@ -195,7 +200,7 @@ class Unit:
             if not may_refuse:
                 raise
             return self._decoded()  # if Horovod has failed, this fails likewise
-        with self.stats.timed("decode_ms"):
+        with self.stats.timed("decode_ms"), self.stats.timed("codec_ms"):
             return self._counted(self._exchange.send(reply))
 
     def refuse(self) -> exchange.Request | None:
@@ -241,14 +246,25 @@ class Unit:
 
     def result(self, index: int, dtype: torch.dtype) -> Tensor:
         """Return one member's reduced gradient, detached, in storage that nobody else changes."""
-        assert self._outcome is not None
-        part = self.store.part(self._outcome.total, index)
-        if self.store.held(index):
-            part = part.zero_().add_(self._outcome.bad)
-        out: Tensor = part.to(dtype)
-        if dtype not in _WIDE:  # a finite float32 may be too large for it
-            self._cast.append(xp.badness(out))
+        if dtype not in self._results:
+            self._results[dtype] = self._split(dtype)
+        out = self._results[dtype][index]
+        if out.dtype is not dtype:  # the members' dtypes differ
+            out = self._checked(out.to(dtype))
         return out
+
+    def _split(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return all members' results: in one dtype, if that is the only one here."""
+        assert self._outcome is not None
+        total = self._outcome.total
+        if dtype is not total.dtype and len(self._dtypes) == 1:
+            total = self._checked(total.to(dtype))
+        return self.store.split(total)
+
+    def _checked(self, cast: Tensor) -> Tensor:
+        if cast.dtype not in _WIDE:  # a finite float32 may be too large for it
+            self._cast.append(xp.badness(cast))
+        return cast
 
     @property
     def bad(self) -> Tensor:
@@ -292,21 +308,25 @@ class Unit:
             return self._wire.received(self.bucket.name)
 
     def _counted(self, request: exchange.Request) -> exchange.Request:
-        payload = request.payload
-        self.stats.wire_bytes += payload.numel() * payload.element_size()
+        self.stats.wire_bytes += request.payload.nbytes
         self.stats.collectives += 1
         return request
 
     def _finish(self, reply: exchange.Reply, lift: Any) -> None:
+        outcome = self._referred(self._last_reply(reply), lift)
+        # The sum of finite inputs may overflow, and so may the factor on it.
+        bad = outcome.bad + xp.badness(outcome.total)
+        self.store.silence(outcome.total, bad)
+        self._outcome = outcome._replace(bad=bad)
+
+    def _last_reply(self, reply: exchange.Reply) -> exchange.Outcome:
         assert self._exchange is not None
-        try:
-            self._exchange.send(reply)
-        except StopIteration as stop:
-            outcome = self._referred(stop.value, lift)
-            # The sum of finite inputs may overflow, and so may the factor on it.
-            bad = outcome.bad + xp.badness(outcome.total)
-            self._outcome = outcome._replace(bad=bad)
-            return
+        with self.stats.timed("codec_ms"):
+            try:
+                self._exchange.send(reply)
+            except StopIteration as stop:
+                outcome: exchange.Outcome = stop.value
+                return outcome
         raise AssertionError("an exchange asked for more rounds than its codec says")
 
     def _referred(self, outcome: exchange.Outcome, lift: Any) -> exchange.Outcome:
@@ -325,7 +345,9 @@ class Unit:
     def _end(self) -> None:
         self._mean = None
         self._cast = []
+        self._results = {}
         self._arrived.clear()
+        self._dtypes.clear()
         self._exchange = self._outcome = self._factor = None
         self._round = 0
 
