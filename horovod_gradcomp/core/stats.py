@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable, Optional
+
+Log = Callable[[str, float, float], None]
+"""Takes down what was done, and when it began and ended, as of ``time.perf_counter()``."""
 
 
 @dataclass
@@ -17,6 +20,7 @@ class UnitStats:
         wire_bytes: Bytes handed to Horovod, over all steps.
         state_bytes: Bytes that the memory takes on this rank.
         collectives: Tensors handed to Horovod, carriers among them, over all steps.
+        own_collectives: Of these, those that this package has started itself, over all steps.
         encode_ms: Time in compress, over all steps.
         wait_ms: Time waiting for own collectives, over all steps.
         decode_ms: Time in decompress without the wait, over all steps.
@@ -28,10 +32,13 @@ class UnitStats:
     wire_bytes: int = 0
     state_bytes: int = 0
     collectives: int = 0
+    own_collectives: int = 0
     encode_ms: float = 0.0
     wait_ms: float = 0.0
     decode_ms: float = 0.0
     codec_ms: float = 0.0
+    log: Optional[Log] = None  # noqa: UP045 - read on Python 3.9
+    """Where to take down what is timed, while a trace runs."""
 
     def timed(self, what: str) -> Timed:
         """Add the time of a block to ``encode_ms``, ``wait_ms``, ``decode_ms`` or ``codec_ms``."""
@@ -50,8 +57,10 @@ class Timed:
         self._start = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        milliseconds = 1e3 * (time.perf_counter() - self._start)
-        setattr(self._stats, self._what, getattr(self._stats, self._what) + milliseconds)
+        end, stats, what = time.perf_counter(), self._stats, self._what
+        setattr(stats, what, getattr(stats, what) + 1e3 * (end - self._start))
+        if stats.log is not None and what != "codec_ms":
+            stats.log(what.removesuffix("_ms"), self._start, end)
 
 
 @dataclass
@@ -99,6 +108,7 @@ def _sums(units: list[UnitStats], steps: int) -> dict[str, Any]:
         "ratio": wire / raw if raw else None,
         "state_bytes": sum(u.state_bytes for u in units),
         "collectives_per_step": sum(u.collectives for u in units) / steps,
+        "own_collectives_per_step": sum(u.own_collectives for u in units) / steps,
         "encode_ms_per_step": sum(u.encode_ms for u in units) / steps,
         "wait_ms_per_step": sum(u.wait_ms for u in units) / steps,
         "decode_ms_per_step": sum(u.decode_ms for u in units) / steps,

@@ -29,6 +29,7 @@ from .carriers import Carriers
 from .finite import Doubts
 from .layout import lay_out
 from .regroup import Past, meet
+from .trace import Recorder
 from .unit import Unit
 
 Tensor = torch.Tensor
@@ -80,6 +81,8 @@ class Binding:
         self._doubts = Doubts()
         self.follows_resets = False
         """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
+        self.recorder: Recorder | None = None
+        """What takes down the steps, while a trace runs."""
         self._past = Past(0, ())
         self._carriers = Carriers((), self.prefix, process_set)
         self._ranks: tuple[int, ...] = ()
@@ -117,6 +120,10 @@ class Binding:
         if not self._open:
             self._refresh_ranks()
             self._lift = loss_scale(self.grad_scaler)
+            if self.recorder is not None:
+                self.recorder.begin(self.step)
+        elif self.recorder is not None:
+            self.recorder.look()
         self._arrived[index] = True
         self._open += 1
         frozen = not self.params[index].requires_grad
@@ -149,6 +156,8 @@ class Binding:
                     expected="every decompress before the next step's compress",
                 )
             )
+        if self.recorder is not None:
+            self.recorder.look()
         if self._sending:
             self._flush()
         place = self._where[ticket.parameter]
@@ -159,13 +168,13 @@ class Binding:
         else:
             unit, member = place
             if unit.by_horovod:
+                if self.recorder is not None:
+                    self.recorder.arrived(unit)
                 unit.finish_reduce(reduced, self._lift)
             else:
                 factor = self._factor(reduced.tolist(), ticket)
                 unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
-            if unit.by_horovod:
-                self._doubts.add(unit.bad)
         self._open -= 1
         if self._open == 0:
             self._end()
@@ -185,9 +194,14 @@ class Binding:
         return payload
 
     def _send(self, unit: Unit) -> Tensor:
+        start = time.perf_counter()
         request = unit.encode(self.step, len(self._ranks), self._ranks.index(hvd.rank()))
+        if unit.stats.log is not None:
+            unit.stats.log("encode", start, time.perf_counter())
         if not isinstance(request, Reduce):
             self._start(unit, request)
+        elif self.recorder is not None:
+            self.recorder.sent(unit)
         payload: Tensor = request.payload
         return payload
 
@@ -239,13 +253,14 @@ class Binding:
     def _end(self) -> None:
         used = [unit for unit in self.units if not unit.idle]
         for unit in used:
-            if not unit.by_horovod:
-                self._doubts.add(unit.bad)
+            self._doubts.take(unit.doubts)
         bad = self._doubts.any()
         for unit in used:
             unit.drop() if bad else unit.commit()
         self.stats.steps += 1
         self.stats.bad_steps += bad
+        if self.recorder is not None:
+            self.recorder.end(bad=bad)
         self._next_step()
 
     def _abandon(self) -> None:
@@ -253,6 +268,8 @@ class Binding:
             if not unit.idle:
                 unit.abandon()
         self._carriers.next_step(reuse=False)
+        if self.recorder is not None:
+            self.recorder.end(aborted=True)
         self._next_step()
 
     # Ranks that come and go ---------------------------------------------------------------------

@@ -9,7 +9,7 @@ from ..ops import torch as xp
 Tensor = torch.Tensor
 
 _ALONE = 65_536
-"""Elements from which a tensor is looked at by itself, since a copy of it costs more than a call."""
+"""Elements from which a tensor is looked at by itself: a copy of it costs more than a call."""
 
 
 class Doubts:
@@ -33,6 +33,11 @@ class Doubts:
             self._small.append(tensor)
         else:
             self._flags.append(xp.badness(tensor))
+
+    def take(self, other: Doubts) -> None:
+        """Take in what others have."""
+        self._flags += other._flags
+        self._small += other._small
 
     def any(self) -> bool:
         """Return whether there was any: the one place where a step waits for the device."""

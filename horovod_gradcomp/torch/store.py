@@ -35,6 +35,8 @@ class Store:
         self.device = device
         self._dtype: torch.dtype = getattr(torch, settings.options.state_dtype)
         self.state = tuple(self._zeros(self._dtype) for _ in settings.memory.slots)
+        self.nbytes = sum(s.nbytes for s in self.state)
+        """Bytes that are remembered."""
         self._base = self.state
         self._spares: list[Tensor] = []
         self._numels = [m.numel for m in bucket.members]
@@ -47,11 +49,6 @@ class Store:
         """What is to be encoded, flat float32; None until a step begins."""
         self.refreshing = False
         """Whether this step sends everything, as if nothing were remembered."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are remembered."""
-        return sum(s.numel() * s.element_size() for s in self.state)
 
     @property
     def owed(self) -> float:
@@ -95,6 +92,11 @@ class Store:
         self._into[index].zero_()
         if self._note is not None:
             self._parts(self._note)[index].copy_(self._from[0][index])
+
+    @property
+    def holds(self) -> bool:
+        """Whether any member sends zero in this step."""
+        return bool(self._held)
 
     def silence(self, total: Tensor, bad: Tensor) -> None:
         """Put 0, or NaN in a bad step, where members send zero in this step."""
@@ -140,8 +142,9 @@ class Store:
         self._spares = spares[: 1 + self.memory.notes]
         self.input = self._note = None
         self._base, self._into, self._from = self.state, [], []
-        kept = {t.data_ptr() for t in (*self.state, *self._spares)}
-        self._views = {key: views for key, views in self._views.items() if key[0] in kept}
+        if len(self._views) > len(taken) + len(self._spares):
+            kept = taken.union(t.data_ptr() for t in self._spares)
+            self._views = {key: views for key, views in self._views.items() if key[0] in kept}
         self._held.clear()
 
     def part(self, flat: Tensor, index: int) -> Tensor:
@@ -151,6 +154,8 @@ class Store:
 
     def split(self, flat: Tensor) -> list[Tensor]:
         """Return all members' parts of a flat tensor, in their shapes, sharing storage."""
+        if len(self._numels) == 1:
+            return [flat.view(self._bucket.members[0].shape)]
         pieces = flat.split_with_sizes(self._numels)
         return [piece.view(m.shape) for piece, m in zip(pieces, self._bucket.members)]
 

@@ -19,14 +19,14 @@ from ..core.codec import Call, Codec, Combine, is_one
 from ..core.errors import ExchangeError, explain
 from ..core.plan import Bucket
 from ..core.settings import Settings
-from ..core.stats import UnitStats
+from ..core.stats import Log, UnitStats
 from ..ops import torch as xp
+from .finite import Doubts
 from .side import ReducingSide
 from .store import Store
 from .wire import Wire
 
 Tensor = torch.Tensor
-_WIDE = (torch.float32, torch.float64)
 _FULL = FP16()
 """What a memory that is refreshed sends."""
 
@@ -50,7 +50,8 @@ class Unit:
         self._exchange: exchange.Exchange | None = None
         self._wire = Wire()
         self._factor: float | None = None
-        self._cast: list[Tensor] = []
+        self.doubts = Doubts()
+        """Of the running step, alike on all ranks once its results are there."""
         self._results: dict[torch.dtype, list[Tensor]] = {}
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
@@ -179,6 +180,7 @@ class Unit:
 
     def start(self, request: exchange.Request, prefix: str, process_set: Any) -> None:
         """Start the own collective that the exchange asks for."""
+        self.stats.own_collectives += 1
         self._wire.start(request, f"{prefix}.{self.name}", process_set)
 
     def advance(self, round_number: int) -> exchange.Request | None:
@@ -250,7 +252,7 @@ class Unit:
             self._results[dtype] = self._split(dtype)
         out = self._results[dtype][index]
         if out.dtype is not dtype:  # the members' dtypes differ
-            out = self._checked(out.to(dtype))
+            out = self._cast(out, dtype)
         return out
 
     def _split(self, dtype: torch.dtype) -> list[Tensor]:
@@ -258,22 +260,14 @@ class Unit:
         assert self._outcome is not None
         total = self._outcome.total
         if dtype is not total.dtype and len(self._dtypes) == 1:
-            total = self._checked(total.to(dtype))
+            total = self._cast(total, dtype)
         return self.store.split(total)
 
-    def _checked(self, cast: Tensor) -> Tensor:
-        if cast.dtype not in _WIDE:  # a finite float32 may be too large for it
-            self._cast.append(xp.badness(cast))
+    def _cast(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        cast = total.to(dtype)
+        if dtype is not torch.float64:  # a finite float32 may be too large for it
+            self.doubts.look_at(cast)
         return cast
-
-    @property
-    def bad(self) -> Tensor:
-        """0, or NaN where any input or result was not finite: results are alike on all ranks."""
-        assert self._outcome is not None
-        bad: Tensor = self._outcome.bad
-        for flag in self._cast:
-            bad = bad + flag
-        return bad
 
     def commit(self) -> None:
         """Let the candidate take the memory's place."""
@@ -286,6 +280,14 @@ class Unit:
         self.stats.state_bytes = self.store.nbytes + self.side.nbytes
         self.store.commit(outcome.error, outcome.kept, self._mean)
         self._end()
+
+    def log_to(self, log: Log | None) -> None:
+        """Take down when it is encoded, on its way and decoded; None takes down no more."""
+        self.stats.log = self._wire.log = log
+
+    def look(self) -> None:
+        """Take note if the own collective is over."""
+        self._wire.look()
 
     def drop(self) -> None:
         """Forget the candidate; the memory stays as it was."""
@@ -313,11 +315,15 @@ class Unit:
         return request
 
     def _finish(self, reply: exchange.Reply, lift: Any) -> None:
-        outcome = self._referred(self._last_reply(reply), lift)
+        outcome = self._outcome = self._referred(self._last_reply(reply), lift)
+        self.doubts.add(outcome.bad)
         # The sum of finite inputs may overflow, and so may the factor on it.
-        bad = outcome.bad + xp.badness(outcome.total)
-        self.store.silence(outcome.total, bad)
-        self._outcome = outcome._replace(bad=bad)
+        if self.store.holds:
+            bad = outcome.bad + xp.badness(outcome.total)
+            self.doubts.add(bad)
+            self.store.silence(outcome.total, bad)
+        else:
+            self.doubts.look_at(outcome.total)
 
     def _last_reply(self, reply: exchange.Reply) -> exchange.Outcome:
         assert self._exchange is not None
@@ -344,7 +350,7 @@ class Unit:
 
     def _end(self) -> None:
         self._mean = None
-        self._cast = []
+        self.doubts.clear()
         self._results = {}
         self._arrived.clear()
         self._dtypes.clear()
