@@ -24,8 +24,9 @@ from .step_worker import BASE, MARK
 
 Row = dict[str, Any]
 
-_INSIDE = ("encode", "wait", "decode", "codec")
-_TIMES = tuple(f"{key}_ms" for key in _INSIDE)
+_SHOWN = ("encode", "wait", "decode")
+_TIMES = (*(f"{key}_ms" for key in _SHOWN), "codec_ms")
+
 FORMS = ("fp16", "linear", "topk", "randomk", "powersgd")
 """Codecs that are measured where none is named."""
 
@@ -45,12 +46,12 @@ def step(
 ) -> None:
     """Reduce gradients of a model's shapes on local ranks over Gloo, in turns with Horovod alone.
 
-    "Codec" is what a codec's own work takes of a step. "Calls" is what compress and decompress take
-    beside it and beside waiting, in microseconds a tensor: the price of many tensors. It is
-    measured in one process with small tensors, as many as the model has; the least of 20 steps
-    counts, and of nine of these the median. "Own" is the same in the
-    steps with all ranks, without taking gradients in and looking for what is not finite, which are
-    work there. All ranks share this machine, so that no step shows what a slow link would.
+    "Calls" is what compress and decompress take beside the codec's own work and beside waiting, in
+    microseconds a tensor: the price of many tensors. It is measured in one process with small
+    tensors, as many as the model has; the least of 20 steps counts, and of nine of these the
+    median. The file also has the time of the codec itself, and what calls take in the steps of all
+    ranks ("own": without taking gradients in and without looking for what is not finite, which are
+    work there). All ranks share this machine, so that no step shows what a slow link would.
     """
     shapes = shapes_of(model)
     forms = list(codec or FORMS)
@@ -122,21 +123,21 @@ def _table(rows: Sequence[Row], shapes: Sequence[Any], ranks: int) -> Table:
     numel = sum(map(math.prod, shapes))
     table = Table(
         title=f"{rows[0]['model']}: {len(shapes)} tensors of {numel:,} values, {ranks} ranks",
-        caption="ms a step; times of Horovod alone: median, least, most; own, calls: us a tensor",
+        caption="ms a step; times of Horovod alone: median, least, most; calls: us a tensor",
         box=SIMPLE_HEAD,
         show_edge=False,
     )
     table.add_column("system", no_wrap=True)
-    for head in ("step", "times", "least", "most", "MB", *_INSIDE, "own", "calls"):
+    for head in ("step", "times", "least", "most", "MB", *_SHOWN, "calls"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        inside = [row.get(f"{key}_ms_per_step") for key in _INSIDE]
-        inside += [row.get(f"{key}_us_per_tensor") for key in ("own", "calls")]
+        inside = [row.get(f"{key}_ms_per_step") for key in _SHOWN]
+        inside.append(row.get("calls_us_per_tensor"))
         table.add_row(
             row["system"],
-            f"{row['step_ms']:,.1f}",
+            f"{row['step_ms']:,.0f}",
             *(f"{row[key]:.2f}" for key in ("times_none", "times_least", "times_most")),
-            f"{row['mb_per_step']:.2f}",
-            *("-" if value is None else f"{value:.1f}" for value in inside),
+            f"{row['mb_per_step']:.3g}",
+            *("-" if value is None else f"{value:.3g}" for value in inside),
         )
     return table

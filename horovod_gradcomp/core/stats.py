@@ -59,7 +59,7 @@ class Timed:
     def __exit__(self, *_: object) -> None:
         end, stats, what = time.perf_counter(), self._stats, self._what
         setattr(stats, what, getattr(stats, what) + 1e3 * (end - self._start))
-        if stats.log is not None and what != "codec_ms":
+        if stats.log is not None and what in ("wait_ms", "decode_ms"):
             stats.log(what.removesuffix("_ms"), self._start, end)
 
 

@@ -86,6 +86,7 @@ class Binding:
         self._past = Past(0, ())
         self._carriers = Carriers((), self.prefix, process_set)
         self._ranks: tuple[int, ...] = ()
+        self._rank = 0
 
     @property
     def prefix(self) -> str:
@@ -195,7 +196,7 @@ class Binding:
 
     def _send(self, unit: Unit) -> Tensor:
         start = time.perf_counter()
-        request = unit.encode(self.step, len(self._ranks), self._ranks.index(hvd.rank()))
+        request = unit.encode(self.step, len(self._ranks), self._rank)
         if unit.stats.log is not None:
             unit.stats.log("encode", start, time.perf_counter())
         if not isinstance(request, Reduce):
@@ -326,7 +327,7 @@ class Binding:
         ranks = tuple(self.process_set.ranks or range(hvd.size()))
         if self._carriers.ranks != ranks:
             self._meet(ranks)
-        self._ranks = ranks
+        self._ranks, self._rank = ranks, ranks.index(hvd.rank())
 
     def _check(self, index: int, tensor: Tensor) -> None:
         expected = self.params[index].shape
