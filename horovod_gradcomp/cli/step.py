@@ -17,11 +17,15 @@ from rich.table import Table
 
 from ..core.errors import GradCompError
 from ..core.settings import parse_codec
+from . import overhead_worker
 from .local import launcher, run
 from .models import MODELS, shapes_of
 from .step_worker import BASE, MARK
 
 Row = dict[str, Any]
+
+_SHOWN = ("encode", "wait", "decode")
+_TIMES = (*(f"{key}_ms" for key in _SHOWN), "codec_ms")
 
 FORMS = ("fp16", "linear", "topk", "randomk", "powersgd")
 """Codecs that are measured where none is named."""
@@ -42,9 +46,12 @@ def step(
 ) -> None:
     """Reduce gradients of a model's shapes on local ranks over Gloo, in turns with Horovod alone.
 
-    "Own" is what compressing and decompressing take beside encoding, waiting and decoding, in
-    microseconds a tensor: the price of many tensors. All ranks share this machine, so that no step
-    shows what a slow link would.
+    "Calls" is what compress and decompress take beside the codec's own work and beside waiting, in
+    microseconds a tensor: the price of many tensors. It is measured in one process with small
+    tensors, as many as the model has; the least of 20 steps counts, and of nine of these the
+    median. The file also has the time of the codec itself, and what calls take in the steps of all
+    ranks ("own": without taking gradients in and without looking for what is not finite, which are
+    work there). All ranks share this machine, so that no step shows what a slow link would.
     """
     shapes = shapes_of(model)
     forms = list(codec or FORMS)
@@ -60,13 +67,27 @@ def step(
     console = Console()
     with Console(stderr=True).status(f"{model}: {rounds} turns of {len(forms) + 1} systems"):
         code, output = run(command, timeout)
-    if code != 0:
-        raise GradCompError(f"{output[-3000:]}\nthe ranks ended with code {code}")
-    turns = [json.loads(line.split(MARK, 1)[1]) for line in output.splitlines() if MARK in line]
-    rows = [_row(name, turns, model, shapes) for name in systems]
+    turns = _lines(code, output, MARK)
+    calls = {one["system"]: one for one in _calls(model, forms, timeout)}
+    rows = [{**_row(name, turns, model, shapes), **calls.get(name, {})} for name in systems]
     console.print(_table(rows, shapes, ranks))
     if json_file:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _calls(model: str, forms: Sequence[str], timeout: float) -> list[Row]:
+    """Return what compress and decompress themselves take, measured in one process."""
+    wanted = {"model": model, "systems": forms, "steps": 20, "rounds": 9}
+    command = [sys.executable, "-m", overhead_worker.__name__, json.dumps(wanted)]
+    with Console(stderr=True).status(f"{model}: calls of {len(forms)} systems"):
+        code, output = run(command, timeout)
+    return _lines(code, output, overhead_worker.MARK)
+
+
+def _lines(code: int | None, output: str, mark: str) -> list[Row]:
+    if code != 0:
+        raise GradCompError(f"{output[-3000:]}\nwhat was measured ended with code {code}")
+    return [json.loads(line.split(mark, 1)[1]) for line in output.splitlines() if mark in line]
 
 
 def _row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> Row:
@@ -93,7 +114,7 @@ def _row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> 
         **row,
         "mb_per_step": median("bytes") / 1e6,
         "collectives_per_step": median("collectives"),
-        **{f"{key}_per_step": median(key) for key in ("encode_ms", "wait_ms", "decode_ms")},
+        **{f"{key}_per_step": median(key) for key in _TIMES},
         "own_us_per_tensor": 1e3 * statistics.median(own) / len(shapes),
     }
 
@@ -102,22 +123,21 @@ def _table(rows: Sequence[Row], shapes: Sequence[Any], ranks: int) -> Table:
     numel = sum(map(math.prod, shapes))
     table = Table(
         title=f"{rows[0]['model']}: {len(shapes)} tensors of {numel:,} values, {ranks} ranks",
-        caption="ms a step; times of Horovod alone: median, least, most; own: us a tensor",
+        caption="ms a step; times of Horovod alone: median, least, most; calls: us a tensor",
         box=SIMPLE_HEAD,
         show_edge=False,
     )
     table.add_column("system", no_wrap=True)
-    for head in ("step", "times", "least", "most", "MB", "encode", "wait", "decode", "own"):
+    for head in ("step", "times", "least", "most", "MB", *_SHOWN, "calls"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        inside = [row.get(f"{key}_ms_per_step") for key in ("encode", "wait", "decode")]
-        own = row.get("own_us_per_tensor")
+        inside = [row.get(f"{key}_ms_per_step") for key in _SHOWN]
+        inside.append(row.get("calls_us_per_tensor"))
         table.add_row(
             row["system"],
-            f"{row['step_ms']:,.1f}",
+            f"{row['step_ms']:,.0f}",
             *(f"{row[key]:.2f}" for key in ("times_none", "times_least", "times_most")),
-            f"{row['mb_per_step']:.2f}",
-            *("-" if value is None else f"{value:.1f}" for value in inside),
-            "-" if own is None else f"{own:.0f}",
+            f"{row['mb_per_step']:.3g}",
+            *("-" if value is None else f"{value:.3g}" for value in inside),
         )
     return table

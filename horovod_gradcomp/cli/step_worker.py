@@ -71,7 +71,7 @@ class System:
             return {}
         stats = self.compression.stats()
         steps = stats["steps"]
-        inside = ("encode_ms", "wait_ms", "decode_ms")
+        inside = ("encode_ms", "wait_ms", "decode_ms", "codec_ms")
         return {
             "bytes": stats["wire_bytes"],
             "collectives": stats["compressed"]["collectives_per_step"] * steps,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ class Bucket:
     name: str
     members: tuple[Member, ...]
 
-    @property
+    @functools.cached_property
     def numel(self) -> int:
         """Number of elements of all members."""
         return sum(m.numel for m in self.members)
 
-    @property
+    @functools.cached_property
     def shapes(self) -> tuple[Shape, ...]:
         """Shape of each member."""
         return tuple(m.shape for m in self.members)

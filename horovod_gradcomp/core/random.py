@@ -32,6 +32,7 @@ def fold(seed: int, name: str, step: Any) -> tuple[Any, Any]:
     return advance(*origin(seed, name), step)
 
 
+@functools.lru_cache(maxsize=4096)
 def origin(seed: int, name: str) -> tuple[int, int]:
     """Return two 32-bit words that stand for (seed, name)."""
     digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()

@@ -53,7 +53,7 @@ class Settings:
 
     def codec_at(self, step: int) -> Codec:
         """Return the codec of a step."""
-        return at(self.phases, step)
+        return at(self.phases, step) if len(self.phases) > 1 else self.phases[0].codec
 
     def of(self, name: str) -> Settings | None:
         """Return the settings of a parameter by its name; None where it is sent uncompressed."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable, Optional
+
+Log = Callable[[str, float, float], None]
+"""Takes down what was done, and when it began and ended, as of ``time.perf_counter()``."""
 
 
 @dataclass
@@ -20,9 +21,11 @@ class UnitStats:
         inside_bytes: Those of them that stay inside a node, in a hierarchical exchange.
         state_bytes: Bytes that the memory takes on this rank.
         collectives: Tensors handed to Horovod, carriers among them, over all steps.
+        own_collectives: Of these, those that this package has started itself, over all steps.
         encode_ms: Time in compress, over all steps.
         wait_ms: Time waiting for own collectives, over all steps.
         decode_ms: Time in decompress without the wait, over all steps.
+        codec_ms: Of these, time in which the codec itself encodes and decodes, over all steps.
     """
 
     numel: int = 0
@@ -31,18 +34,35 @@ class UnitStats:
     inside_bytes: int = 0
     state_bytes: int = 0
     collectives: int = 0
+    own_collectives: int = 0
     encode_ms: float = 0.0
     wait_ms: float = 0.0
     decode_ms: float = 0.0
+    codec_ms: float = 0.0
+    log: Optional[Log] = None  # noqa: UP045 - read on Python 3.9
+    """Where to take down what is timed, while a trace runs."""
 
-    @contextmanager
-    def timed(self, what: str) -> Iterator[None]:
-        """Add the time of a block to ``encode_ms``, ``wait_ms`` or ``decode_ms``."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self, what, getattr(self, what) + 1e3 * (time.perf_counter() - start))
+    def timed(self, what: str) -> Timed:
+        """Add the time of a block to ``encode_ms``, ``wait_ms``, ``decode_ms`` or ``codec_ms``."""
+        return Timed(self, what)
+
+
+class Timed:
+    """A block whose time is added to a number of :class:`UnitStats`; it may be entered again."""
+
+    __slots__ = ("_start", "_stats", "_what")
+
+    def __init__(self, stats: UnitStats, what: str) -> None:
+        self._stats, self._what = stats, what
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        end, stats, what = time.perf_counter(), self._stats, self._what
+        setattr(stats, what, getattr(stats, what) + 1e3 * (end - self._start))
+        if stats.log is not None and what in ("wait_ms", "decode_ms"):
+            stats.log(what.removesuffix("_ms"), self._start, end)
 
 
 @dataclass
@@ -95,9 +115,11 @@ def _sums(units: list[UnitStats], steps: int) -> dict[str, Any]:
         "ratio": wire / raw if raw else None,
         "state_bytes": sum(u.state_bytes for u in units),
         "collectives_per_step": sum(u.collectives for u in units) / steps,
+        "own_collectives_per_step": sum(u.own_collectives for u in units) / steps,
         "encode_ms_per_step": sum(u.encode_ms for u in units) / steps,
         "wait_ms_per_step": sum(u.wait_ms for u in units) / steps,
         "decode_ms_per_step": sum(u.decode_ms for u in units) / steps,
+        "codec_ms_per_step": sum(u.codec_ms for u in units) / steps,
     }
 
 

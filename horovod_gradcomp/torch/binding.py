@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,12 +25,13 @@ from ..core.exchange import Reduce, Request, Scope
 from ..core.route import Team
 from ..core.settings import Settings
 from ..core.stats import Stats
-from ..ops import torch as xp
 from .agreement import agree
 from .carriers import Carriers
+from .finite import Doubts
 from .layout import lay_out
 from .nodes import RollCall, place, settle
 from .regroup import Past, meet
+from .trace import Recorder
 from .unit import Unit
 
 Tensor = torch.Tensor
@@ -78,9 +80,11 @@ class Binding:
         self._open = 0
         self._lift: Any = 1.0
         self._sending = True
-        self._bad: list[Tensor] = []
+        self._doubts = Doubts()
         self.follows_resets = False
         """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
+        self.recorder: Recorder | None = None
+        """What takes down the steps, while a trace runs."""
         self._past = Past(0, ())
         self._carriers = Carriers((), self.prefix, process_set)
         self._ranks: tuple[int, ...] = ()
@@ -118,9 +122,13 @@ class Binding:
         """Take in a gradient; see :meth:`Compressor.compress`."""
         if self._arrived[index] or not self._sending:
             self._abandon()
-        self._refresh_ranks()
         if not self._open:
+            self._refresh_ranks()
             self._lift = loss_scale(self.grad_scaler)
+            if self.recorder is not None:
+                self.recorder.begin(self.step)
+        elif self.recorder is not None:
+            self.recorder.look()
         self._arrived[index] = True
         self._open += 1
         frozen = not self.params[index].requires_grad
@@ -130,18 +138,18 @@ class Binding:
             return self._bypass(tensor), ticket
         unit, member = place
         self._check(index, tensor)
-        with unit.stats.timed("encode_ms"):
-            unit.add(
-                member, tensor, step=self.step, team=self._team, frozen=frozen, lift=self._lift
-            )
-            if unit.by_horovod:
-                return self._send(unit), ticket
+        start, stats = time.perf_counter(), unit.stats
+        unit.add(member, tensor, step=self.step, team=self._team, frozen=frozen, lift=self._lift)
+        if unit.by_horovod:
+            payload = self._send(unit)
+        else:
             if unit.full:
                 self._send(unit)
-            carrier = self._carriers.next(self.step, len(self.params), frozen=frozen)
-            unit.stats.wire_bytes += carrier.numel() * carrier.element_size()
-            unit.stats.collectives += 1
-        return carrier, ticket
+            payload = self._carriers.next(self.step, len(self.params), frozen=frozen)
+            stats.wire_bytes += payload.nbytes
+            stats.collectives += 1
+        stats.encode_ms += 1e3 * (time.perf_counter() - start)
+        return payload, ticket
 
     def decompress(self, reduced: Tensor, ticket: Ticket) -> Tensor:
         """Return a reduced gradient; see :meth:`Compressor.decompress`."""
@@ -152,23 +160,25 @@ class Binding:
                     expected="every decompress before the next step's compress",
                 )
             )
+        if self.recorder is not None:
+            self.recorder.look()
         if self._sending:
             self._flush()
         place = self._where[ticket.parameter]
         if place is None:
             out = reduced.to(ticket.dtype)
             if self._remembers and reduced.is_floating_point():
-                self._bad.append(xp.badness(reduced))
+                self._doubts.look_at(reduced)
         else:
             unit, member = place
             if unit.by_horovod:
+                if self.recorder is not None:
+                    self.recorder.arrived(unit)
                 unit.finish_reduce(reduced, self._lift)
             else:
                 factor = self._factor(reduced.tolist(), ticket)
                 unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
-            if unit.by_horovod:
-                self._bad.append(unit.bad)
         self._open -= 1
         if self._open == 0:
             self._end()
@@ -182,15 +192,20 @@ class Binding:
             payload = tensor.to(torch.float32)  # Horovod cannot carry bfloat16
         if not payload.is_contiguous():
             payload = payload.contiguous()
-        stats.raw_bytes += tensor.numel() * tensor.element_size()
-        stats.wire_bytes += payload.numel() * payload.element_size()
+        stats.raw_bytes += tensor.nbytes
+        stats.wire_bytes += payload.nbytes
         stats.collectives += 1
         return payload
 
     def _send(self, unit: Unit) -> Tensor:
+        start = time.perf_counter()
         request = unit.encode(self.step, self._team)
+        if unit.stats.log is not None:
+            unit.stats.log("encode", start, time.perf_counter())
         if not isinstance(request, Reduce):
             self._start(unit, request)
+        elif self.recorder is not None:
+            self.recorder.sent(unit)
         payload: Tensor = request.payload
         return payload
 
@@ -243,12 +258,15 @@ class Binding:
 
     def _end(self) -> None:
         used = [unit for unit in self.units if not unit.idle]
-        self._bad += [unit.bad for unit in used if not unit.by_horovod]
-        bad = _any_bad(self._bad)
+        for unit in used:
+            self._doubts.take(unit.doubts)
+        bad = self._doubts.any()
         for unit in used:
             unit.drop() if bad else unit.commit()
         self.stats.steps += 1
         self.stats.bad_steps += bad
+        if self.recorder is not None:
+            self.recorder.end(bad=bad)
         self._next_step()
 
     def _abandon(self) -> None:
@@ -256,6 +274,9 @@ class Binding:
             if not unit.idle:
                 unit.abandon()
         self._roll.drain()
+        self._carriers.next_step(reuse=False)
+        if self.recorder is not None:
+            self.recorder.end(aborted=True)
         self._next_step()
 
     # Ranks that come and go ---------------------------------------------------------------------
@@ -309,14 +330,12 @@ class Binding:
         self._sending = True
         self._open = 0
         self._arrived = [False] * len(self.params)
-        self._bad = []
+        self._doubts.clear()
         self._carriers.next_step()
         self._ranks = ()
 
     def _refresh_ranks(self) -> None:
         """Ask anew each step: elastic training changes the ranks between steps."""
-        if self._ranks:
-            return
         ranks = tuple(self.process_set.ranks or range(hvd.size()))
         if self._carriers.ranks != ranks:
             self._meet(ranks)
@@ -352,14 +371,6 @@ def loss_scale(grad_scaler: Any) -> Any:
     if scale is None:  # nothing has been scaled so far
         return 1.0
     return scale.item() if scale.device.type == "cpu" else scale.detach().clone()
-
-
-def _any_bad(flags: list[Tensor]) -> bool:
-    """Return whether any flag is not 0: the one place where a step waits for the device."""
-    devices: dict[torch.device, list[Tensor]] = {}
-    for flag in flags:
-        devices.setdefault(flag.device, []).append(flag)
-    return any(torch.stack(group).sum().item() != 0 for group in devices.values())
 
 
 def _fingerprint(names: list[str], params: list[Tensor]) -> str:

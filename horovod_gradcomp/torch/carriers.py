@@ -29,7 +29,10 @@ class Carriers:
         self.ranks = ranks
         self._carrier = Carrier(ranks) if ranks else None
         self._prefix, self._process_set = prefix, process_set
-        self._rows: Any = None
+        self._matrix: torch.Tensor | None = None
+        self._rows: list[torch.Tensor] = []
+        self._given = 0
+        self._seen: dict[tuple[float, ...], float] = {}
         self._joined: bool | None = None
 
     def next(self, step: int, count: int, *, frozen: bool) -> torch.Tensor:
@@ -40,17 +43,31 @@ class Carriers:
             count: Of all carriers.
             frozen: Whether the parameter no longer trains.
         """
-        if self._rows is None:  # one matrix a step: Horovod reduces each row in place
-            row = torch.tensor([(*Carrier.row(hvd.rank()), _mark(step))], dtype=torch.float32)
-            self._rows = iter(row.repeat(count, 1).unbind(0))
-        mine: torch.Tensor = next(self._rows)
+        if not self._given:
+            self._fill(step, count)
+        mine = self._rows[self._given]
+        self._given += 1
         if frozen:
             mine[-1] = _mark(step, frozen=True)
         return mine
 
-    def next_step(self) -> None:
-        """Begin another step."""
-        self._rows = self._joined = None
+    def _fill(self, step: int, count: int) -> None:
+        """Make all rows those of a step, at once: Horovod reduces each in place."""
+        if self._matrix is None:
+            self._matrix = torch.empty(count, Carrier.WIDTH + 1)
+            self._rows = list(self._matrix.unbind(0))
+        self._matrix.copy_(torch.tensor((*Carrier.row(hvd.rank()), _mark(step))))
+
+    def next_step(self, *, reuse: bool = True) -> None:
+        """Begin another step.
+
+        Args:
+            reuse: False while Horovod may still write to the carriers of the one before.
+        """
+        self._given, self._joined = 0, None
+        self._seen.clear()
+        if not reuse:
+            self._matrix = None
 
     @property
     def some_joined(self) -> bool:
@@ -70,6 +87,13 @@ class Carriers:
             ExchangeError: It was no linear reduction over these ranks, or they are at different
                 steps, or the parameter trains on some of them only.
         """
+        key = (frozen, *values)
+        if key in self._seen:  # as a rule all carriers of a step come back alike
+            return self._seen[key]
+        factor = self._seen[key] = self._judge(values, step, name, frozen=frozen)
+        return factor
+
+    def _judge(self, values: list[float], step: int, name: str, *, frozen: bool) -> float:
         assert self._carrier is not None
         *values, mark = values
         factor = self._carrier.joined(values)

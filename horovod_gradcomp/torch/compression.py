@@ -25,6 +25,7 @@ from ..core.stats import Stats
 from . import identity, state
 from .binding import Binding, Ticket
 from .regroup import catch_up
+from .trace import Trace
 
 Tensor = torch.Tensor
 
@@ -65,6 +66,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._pending: list[Mapping[str, Any]] = []
         self._said: set[str] = set()
         self._follows_resets = False
+        self._trace: Trace | None = None
         if grad_scaler is not None and not hasattr(grad_scaler, "_get_scale_async"):
             raise SettingsError(
                 explain(got=f"grad_scaler={grad_scaler!r}", expected="a torch.amp.GradScaler")
@@ -111,15 +113,15 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         Raises:
             ExchangeError: The reduction was not linear, or ran over other ranks.
         """
+        if isinstance(ctx, Ticket):
+            return ctx.binding.decompress(tensor, ctx)
         if ctx is None:  # a sparse gradient, which Horovod reduces without compress
             return tensor
         if isinstance(ctx, torch.dtype):
             return tensor.to(ctx)
-        if not isinstance(ctx, Ticket):
-            raise BindingError(
-                explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
-            )
-        return ctx.binding.decompress(tensor, ctx)
+        raise BindingError(
+            explain(got=f"a context of {type(ctx).__name__}", expected="one from compress")
+        )
 
     def __add__(self, other: Any) -> Compressor:
         """Return ``A + B``, where B encodes what A keeps, with the memory and options of A."""
@@ -204,6 +206,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
 
     def _add(self, binding: Binding) -> None:
         binding.follows_resets = self._follows_resets
+        binding.recorder = self._trace.recorder(binding) if self._trace else None
         self._bindings = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
         self._bindings.insert(0, binding)
         if self._pending:
@@ -376,12 +379,51 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         step, for compressed tensors only, for bypassed ones with their names, and per bucket.
         ``inside_bytes`` are those of ``wire_bytes`` that a hierarchical exchange leaves inside a
         node, ``between_bytes`` all others; each also per step.
-        ``collectives_per_step`` counts tensors handed to Horovod, which fuses most of them. Times
-        are in milliseconds: ``encode_ms_per_step``, ``decode_ms_per_step`` and
+        ``collectives_per_step`` counts tensors handed to Horovod, which fuses most of them, and
+        ``own_collectives_per_step`` those of them that take the place of Horovod's reductions and
+        are started here. Times are in milliseconds: ``encode_ms_per_step``,
+        ``decode_ms_per_step``, of both what the codec itself takes (``codec_ms_per_step``), and
         ``wait_ms_per_step`` for own collectives.
         """
         size = hvd.size() if hvd.is_initialized() else 1
         return self._stats.report(size=size, settings=self._settings.describe())
+
+    def trace(self, path: str | os.PathLike[str], *, gather: bool = True) -> Trace:
+        """Return a trace of some steps, to be used in a ``with`` block or by start and stop.
+
+        It ends up in a file in the format of Chrome, which https://ui.perfetto.dev shows. Each rank
+        is a process in it; its rows are the steps, with when each bucket was encoded, waited for
+        and decoded, and for each bucket when it was on its way. A step begins with its first
+        gradient and ends with its last result.
+
+        Args:
+            path: Of the file, in a folder that there is.
+            gather: Whether rank 0 writes what all ranks did; all of them must then stop the trace.
+                Without it this rank writes what it did, so give each rank another path.
+
+        Returns:
+            An object with ``start()`` and ``stop()``. If the block ends with an error, each rank
+            writes what it did, and its number is put into the name of the file.
+
+        Raises:
+            SettingsError: There is no such folder, or another trace runs.
+
+        Example:
+            >>> with compression.trace("steps.json"):  # doctest: +SKIP
+            ...     train(steps=10)
+        """
+        return Trace(path, gather, self._record)
+
+    def _record(self, trace: Trace | None) -> None:
+        if trace is not None and self._trace is not None:
+            raise SettingsError(
+                explain(got="a trace within a trace", expected="stop() before another start()")
+            )
+        self._trace = trace
+        for binding in self._bindings:
+            if binding.recorder is not None:
+                binding.recorder.close()
+            binding.recorder = trace.recorder(binding) if trace else None
 
     def __repr__(self) -> str:
         return f"Compressor({self._settings.describe()})"

@@ -35,19 +35,20 @@ class Store:
         self.device = device
         self._dtype: torch.dtype = getattr(torch, settings.options.state_dtype)
         self.state = tuple(self._zeros(self._dtype) for _ in settings.memory.slots)
+        self.nbytes = sum(s.nbytes for s in self.state)
+        """Bytes that are remembered."""
         self._base = self.state
         self._spares: list[Tensor] = []
+        self._numels = [m.numel for m in bucket.members]
+        self._views: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+        self._into: list[Tensor] = []
+        self._from: list[list[Tensor]] = []
         self._held: set[int] = set()
         self._note: Tensor | None = None
         self.input: Tensor | None = None
         """What is to be encoded, flat float32; None until a step begins."""
         self.refreshing = False
         """Whether this step sends everything, as if nothing were remembered."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are remembered."""
-        return sum(s.numel() * s.element_size() for s in self.state)
 
     @property
     def owed(self) -> float:
@@ -64,6 +65,8 @@ class Store:
         self._base = self.state
         if self.refreshing:
             self._base = tuple(self._zeros(torch.float32) for _ in self.state)
+        self._into = self._parts(self.input)
+        self._from = [self._parts(s) for s in self._base]
 
     def take(self, index: int, grad: Tensor, *, lift: Any, size: int) -> None:
         """Take in one member's gradient.
@@ -76,13 +79,12 @@ class Store:
             size: How many ranks take part.
         """
         memory = self.memory
-        assert self.input is not None
         grad, gain = clipped(xp, grad, 1 / lift, self._options, size)
-        state = tuple(self.part(s, index).float() for s in self._base)
+        state = tuple([parts[index].float() for parts in self._from])
         note = None
         if self._note is not None:
-            note = memory.note(xp, grad, state, gain, self.part(self._note, index))
-        memory.compensate(xp, grad, state, self.part(self.input, index), gain=gain, note=note)
+            note = memory.note(xp, grad, state, gain, self._parts(self._note)[index])
+        memory.compensate(xp, grad, state, self._into[index], gain=gain, note=note)
 
     def take_back(self, part: slice, owed: Tensor, size: int) -> None:
         """Remember as a rank what this one owed as a reducing side; between two steps.
@@ -100,11 +102,20 @@ class Store:
 
     def hold(self, index: int) -> None:
         """Let a member send zero in this step, and keep its memory."""
-        assert self.input is not None
         self._held.add(index)
-        self.part(self.input, index).zero_()
+        self._into[index].zero_()
         if self._note is not None:
-            self.part(self._note, index).copy_(self.part(self._base[0], index))
+            self._parts(self._note)[index].copy_(self._from[0][index])
+
+    @property
+    def holds(self) -> bool:
+        """Whether any member sends zero in this step."""
+        return bool(self._held)
+
+    def silence(self, total: Tensor, bad: Tensor) -> None:
+        """Put 0, or NaN in a bad step, where members send zero in this step."""
+        for index in self._held:
+            self.part(total, index).zero_().add_(bad)
 
     def held(self, index: int) -> bool:
         """Return whether a member sends zero in this step."""
@@ -144,13 +155,30 @@ class Store:
         spares = [t for at, t in free.items() if at not in taken]
         self._spares = spares[: 1 + self.memory.notes]
         self.input = self._note = None
-        self._base = self.state
+        self._base, self._into, self._from = self.state, [], []
+        if len(self._views) > len(taken) + len(self._spares):
+            kept = taken.union(t.data_ptr() for t in self._spares)
+            self._views = {key: views for key, views in self._views.items() if key[0] in kept}
         self._held.clear()
 
     def part(self, flat: Tensor, index: int) -> Tensor:
         """Return one member's part of a flat tensor, in its shape, sharing storage."""
         member = self._bucket.members[index]
         return flat[member.start : member.start + member.numel].view(member.shape)
+
+    def split(self, flat: Tensor) -> list[Tensor]:
+        """Return all members' parts of a flat tensor, in their shapes, sharing storage."""
+        if len(self._numels) == 1:
+            return [flat.view(self._bucket.members[0].shape)]
+        pieces = flat.split_with_sizes(self._numels)
+        return [piece.view(m.shape) for piece, m in zip(pieces, self._bucket.members)]
+
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """Return :meth:`split`, once for storage that is used in many steps."""
+        key = flat.data_ptr(), flat.dtype
+        if key not in self._views:
+            self._views[key] = self.split(flat)
+        return self._views[key]
 
     def _storage(self) -> Tensor:
         if self._spares:

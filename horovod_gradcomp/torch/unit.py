@@ -20,14 +20,14 @@ from ..core.errors import ExchangeError, explain
 from ..core.plan import Bucket
 from ..core.route import Route, Team, route
 from ..core.settings import Settings
-from ..core.stats import UnitStats
+from ..core.stats import Log, UnitStats
 from ..ops import torch as xp
+from .finite import Doubts
 from .side import ReducingSide
 from .store import Store
 from .wire import Wire
 
 Tensor = torch.Tensor
-_WIDE = (torch.float32, torch.float64)
 _FULL = FP16()
 """What a memory that is refreshed sends."""
 
@@ -47,10 +47,13 @@ class Unit:
         self.stats.state_bytes = self.store.nbytes
         self._settings = settings
         self._arrived: set[int] = set()
+        self._dtypes: set[torch.dtype] = set()
         self._exchange: exchange.Exchange | None = None
         self._wire = Wire()
         self._factor: float | None = None
-        self._cast: list[Tensor] = []
+        self.doubts = Doubts()
+        """Of the running step, alike on all ranks once its results are there."""
+        self._results: dict[torch.dtype, list[Tensor]] = {}
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
         self._outcome: exchange.Outcome | None = None
@@ -102,14 +105,15 @@ class Unit:
                 which would move its weights otherwise.
             lift: As of :meth:`Store.take`.
         """
-        if self.idle:
+        if not self._arrived:
             self._set_out(step, team)
         self._arrived.add(index)
+        self._dtypes.add(grad.dtype)
         if frozen:
             self.store.hold(index)
             return
-        self.store.take(index, grad.detach(), lift=lift, size=team.size)
-        self.stats.raw_bytes += grad.numel() * grad.element_size()
+        self.store.take(index, grad, lift=lift, size=team.size)
+        self.stats.raw_bytes += grad.nbytes
 
     def _set_out(self, step: int, team: Team) -> None:
         self.prepare(step)
@@ -166,7 +170,9 @@ class Unit:
             name=self.bucket.name,
         )
         self.stats.numel = self.bucket.numel
-        return self._counted(next(self._exchange))
+        with self.stats.timed("codec_ms"):
+            request = next(self._exchange)
+        return self._counted(request)
 
     @property
     def _now(self) -> Codec:
@@ -190,6 +196,7 @@ class Unit:
 
     def start(self, request: exchange.Request, prefix: str, process_set: Any) -> None:
         """Start the own collective that the exchange asks for."""
+        self.stats.own_collectives += 1
         self._wire.start(request, f"{prefix}.{self.name}", process_set)
 
     def advance(self, round_number: int) -> exchange.Request | None:
@@ -211,7 +218,7 @@ class Unit:
             if not may_refuse:
                 raise
             return self._decoded()  # if Horovod has failed, this fails likewise
-        with self.stats.timed("decode_ms"):
+        with self.stats.timed("decode_ms"), self.stats.timed("codec_ms"):
             return self._counted(self._exchange.send(reply))
 
     def refuse(self) -> exchange.Request | None:
@@ -257,23 +264,26 @@ class Unit:
 
     def result(self, index: int, dtype: torch.dtype) -> Tensor:
         """Return one member's reduced gradient, detached, in storage that nobody else changes."""
-        assert self._outcome is not None
-        part = self.store.part(self._outcome.total, index)
-        if self.store.held(index):
-            part = part.zero_().add_(self._outcome.bad)
-        out: Tensor = part.to(dtype)
-        if dtype not in _WIDE:  # a finite float32 may be too large for it
-            self._cast.append(xp.badness(out))
+        if dtype not in self._results:
+            self._results[dtype] = self._split(dtype)
+        out = self._results[dtype][index]
+        if out.dtype is not dtype:  # the members' dtypes differ
+            out = self._cast(out, dtype)
         return out
 
-    @property
-    def bad(self) -> Tensor:
-        """0, or NaN where any input or result was not finite: results are alike on all ranks."""
+    def _split(self, dtype: torch.dtype) -> list[Tensor]:
+        """Return all members' results: in one dtype, if that is the only one here."""
         assert self._outcome is not None
-        bad: Tensor = self._outcome.bad
-        for flag in self._cast:
-            bad = bad + flag
-        return bad
+        total = self._outcome.total
+        if dtype is not total.dtype and len(self._dtypes) == 1:
+            total = self._cast(total, dtype)
+        return self.store.split(total)
+
+    def _cast(self, total: Tensor, dtype: torch.dtype) -> Tensor:
+        cast = total.to(dtype)
+        if dtype is not torch.float64:  # a finite float32 may be too large for it
+            self.doubts.look_at(cast)
+        return cast
 
     def commit(self) -> None:
         """Let the candidate take the memory's place."""
@@ -288,6 +298,14 @@ class Unit:
         self.stats.state_bytes = self.store.nbytes + self.side.nbytes
         self.store.commit(outcome.error, outcome.kept, self._mean)
         self._end()
+
+    def log_to(self, log: Log | None) -> None:
+        """Take down when it is encoded, on its way and decoded; None takes down no more."""
+        self.stats.log = self._wire.log = log
+
+    def look(self) -> None:
+        """Take note if the own collective is over."""
+        self._wire.look()
 
     def drop(self) -> None:
         """Forget the candidate; the memory stays as it was."""
@@ -310,8 +328,7 @@ class Unit:
             return self._wire.received(self.bucket.name)
 
     def _counted(self, request: exchange.Request) -> exchange.Request:
-        payload = request.payload
-        nbytes = payload.numel() * payload.element_size()
+        nbytes = request.payload.nbytes
         self.stats.wire_bytes += nbytes
         if getattr(request, "scope", None) is exchange.Scope.NODE:
             self.stats.inside_bytes += nbytes
@@ -319,15 +336,24 @@ class Unit:
         return request
 
     def _finish(self, reply: exchange.Reply, lift: Any) -> None:
-        assert self._exchange is not None
-        try:
-            self._exchange.send(reply)
-        except StopIteration as stop:
-            outcome = self._referred(stop.value, lift)
-            # The sum of finite inputs may overflow, and so may the factor on it.
+        outcome = self._outcome = self._referred(self._last_reply(reply), lift)
+        self.doubts.add(outcome.bad)
+        # The sum of finite inputs may overflow, and so may the factor on it.
+        if self.store.holds:
             bad = outcome.bad + xp.badness(outcome.total)
-            self._outcome = outcome._replace(bad=bad)
-            return
+            self.doubts.add(bad)
+            self.store.silence(outcome.total, bad)
+        else:
+            self.doubts.look_at(outcome.total)
+
+    def _last_reply(self, reply: exchange.Reply) -> exchange.Outcome:
+        assert self._exchange is not None
+        with self.stats.timed("codec_ms"):
+            try:
+                self._exchange.send(reply)
+            except StopIteration as stop:
+                outcome: exchange.Outcome = stop.value
+                return outcome
         raise AssertionError("an exchange asked for more rounds than its codec says")
 
     def _referred(self, outcome: exchange.Outcome, lift: Any) -> exchange.Outcome:
@@ -345,8 +371,10 @@ class Unit:
 
     def _end(self) -> None:
         self._mean = None
-        self._cast = []
+        self.doubts.clear()
+        self._results = {}
         self._arrived.clear()
+        self._dtypes.clear()
         self._exchange = self._outcome = self._factor = None
         self._round = 0
 

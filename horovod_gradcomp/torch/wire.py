@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from horovod.common.exceptions import HorovodInternalError
 
 from ..core.errors import ExchangeError, explain
 from ..core.exchange import Gather, Request, Scatter, Scope, Sum
+from ..core.stats import Log
 
 Tensor = torch.Tensor
 
@@ -22,6 +24,9 @@ class Wire:
     def __init__(self) -> None:
         self._handle: int | None = None
         self._request: Request | None = None
+        self._started, self._seen = 0.0, 0.0
+        self.log: Log | None = None
+        """Where to take down when a collective began and when it was over, while a trace runs."""
 
     def start(self, request: Request, name: str, process_set: Any) -> None:
         """Start the collective that an exchange asks for.
@@ -32,6 +37,7 @@ class Wire:
             process_set: Of Horovod, of those ranks that the request is for.
         """
         self._request = request
+        self._started, self._seen = time.perf_counter(), 0.0
         payload = request.payload
         if isinstance(request, Sum):
             self._handle = hvd.allreduce_async(
@@ -59,6 +65,8 @@ class Wire:
         request, self._request = self._request, None
         handle, self._handle = self._handle, None
         received = hvd.synchronize(handle)
+        if self.log is not None:
+            self.log("exchange", self._started, self._seen or time.perf_counter())
         if not isinstance(request, (Gather, Scatter)):
             return (received,)
         if isinstance(request, Scatter):
@@ -74,6 +82,11 @@ class Wire:
             )
         payloads: Sequence[Tensor] = received.split(list(request.sizes))
         return payloads
+
+    def look(self) -> None:
+        """Take note if the collective is over, for :attr:`log`."""
+        if self._handle is not None and not self._seen and hvd.poll(self._handle):
+            self._seen = time.perf_counter()
 
     @property
     def needs_all(self) -> bool:

@@ -1,0 +1,114 @@
+"""What ``gradcomp bench step`` runs in one process: calls with next to nothing to encode.
+
+``compress`` and ``decompress`` are called as Horovod's optimizer does, for as many tensors as a
+model has, all of them small. What that takes without the codec's own work and without waiting is
+the price of a call. It prints one JSON line for each codec.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+from ..core.codec import Shape
+from .models import shapes_of
+
+MARK = "gradcomp-overhead "
+
+_SMALL: Shape = (32, 32, 1, 1)
+"""Of 1024 values, the fewest that are compressed; of vectors, which are not, the first 32."""
+_WARM = 10
+_CALLS = 50
+
+
+class Calls:
+    """Small tensors that are compressed and decompressed, and reduced by nobody.
+
+    Args:
+        form: The string form of a codec.
+        model: A name that :func:`shapes_of` knows.
+    """
+
+    def __init__(self, form: str, model: str) -> None:
+        import torch
+
+        from ..torch import Compression
+
+        shapes = [_SMALL[: len(shape)] for shape in shapes_of(model)]
+        self.params = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+        gen = torch.Generator().manual_seed(0)
+        for p in self.params:
+            p.grad = torch.randn(p.shape, generator=gen)
+        self.compression = Compression.from_string(form)
+        self.compression.bind([(f"p{i}", p) for i, p in enumerate(self.params)])
+
+    def step(self) -> None:
+        """Do a step's calls, last layer first."""
+        slot = self.compression
+        sent = [slot.compress(p.grad) for p in reversed(self.params)]
+        for payload, context in sent:
+            slot.decompress(payload, context)
+
+    def work(self) -> float:
+        """Return the milliseconds so far that are not the price of a call."""
+        stats = self.compression.stats()
+        return float(stats["steps"] * (stats["codec_ms_per_step"] + stats["wait_ms_per_step"]))
+
+
+def price(calls: Calls) -> float:
+    """Return what both calls take in a step, in microseconds a tensor."""
+    before, start = calls.work(), time.perf_counter()
+    calls.step()
+    spent = 1e3 * (time.perf_counter() - start)
+    return 1e3 * (spent - (calls.work() - before)) / len(calls.params)
+
+
+def addition() -> float:
+    """Return what one call of torch takes, in microseconds: an addition of 16 values."""
+    import torch
+
+    a, b = torch.ones(16), torch.ones(16)
+    start = time.perf_counter()
+    for _ in range(_CALLS):
+        torch.add(a, b, out=b)
+    return 1e6 * (time.perf_counter() - start) / _CALLS
+
+
+def row(form: str, model: str, steps: int, rounds: int) -> dict[str, Any]:
+    """Return what a codec's calls take: the median of some rounds.
+
+    The least of some steps counts for a round, since others on this machine only add to it.
+    """
+    calls = Calls(form, model)
+    for _ in range(_WARM):
+        calls.step()
+    pairs = []
+    for _ in range(rounds):
+        both = [(price(calls), addition()) for _ in range(steps)]
+        pairs.append((min(mine for mine, _ in both), min(one for _, one in both)))
+    return {
+        "system": form,
+        "calls_us_per_tensor": statistics.median(mine for mine, _ in pairs),
+        "calls_in_additions": statistics.median(mine / one for mine, one in pairs),
+    }
+
+
+def main() -> None:
+    """Measure what the JSON on the command line asks for."""
+    import horovod.torch as hvd
+    import torch
+
+    wanted = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    hvd.init()
+    for form in wanted["systems"]:
+        told = row(form, wanted["model"], wanted["steps"], wanted["rounds"])
+        sys.stdout.write(MARK + json.dumps(told) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
