@@ -16,7 +16,21 @@ from horovod_gradcomp.core.options import Options
 from horovod_gradcomp.core.settings import assemble, make, parse_codec, signature, split
 from tests import table
 
-FRACTION = [0, -0.1, 1.1, 2, math.nan, math.inf, -math.inf, True, False, "0.1", None, [0.1]]
+FRACTION = [
+    0,
+    10**400,
+    -0.1,
+    1.1,
+    2,
+    math.nan,
+    math.inf,
+    -math.inf,
+    True,
+    False,
+    "0.1",
+    None,
+    [0.1],
+]
 COUNT = [0, -1, 1.5, 8.0, True, "8", None, math.nan]
 THEN = [3, True, ["fp16"], REGISTRY["fp16"]]
 BAD: dict[str, dict[str, list]] = {
@@ -32,7 +46,19 @@ BAD: dict[str, dict[str, list]] = {
     "logarithmic": {
         "bits": [0, 1, 9, 4.0, True, "4", None],
         "block": [*COUNT, 1, 12],
-        "range": [0, 0.5, -1, 1e7, math.nan, math.inf, True, "wide", "32", ["auto"]],
+        "range": [
+            0,
+            np.array([2.0, 3.0]),
+            0.5,
+            -1,
+            1e7,
+            math.nan,
+            math.inf,
+            True,
+            "wide",
+            "32",
+            ["auto"],
+        ],
     },
     "qsgd": {
         "bits": [0, 1, 9, -4, 4.0, True, "4", None],

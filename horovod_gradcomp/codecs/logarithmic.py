@@ -82,7 +82,7 @@ class Logarithmic(BlockCodec):
     def __post_init__(self) -> None:
         check_choice("logarithmic", "bits", self.bits, tuple(range(2, 9)))
         check_count("logarithmic", "block", self.block, minimum=8, multiple=8)
-        if self.range not in ("auto", None):
+        if self.range is not None and not (isinstance(self.range, str) and self.range == "auto"):
             check_range("logarithmic", "range", self.range, 1.0, 1e6, also="'auto' or None")
 
     @property

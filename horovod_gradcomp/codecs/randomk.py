@@ -47,7 +47,8 @@ class RandomK(Rescaled):
 
     Args:
         ratio: Fraction of elements kept, 0 < ratio <= 1; smaller compresses more.
-        block: Neighbouring elements kept together, for memory speed; k then counts blocks.
+        block: Neighbouring elements kept together, for memory speed, at most all n; k then counts
+            blocks.
         rescale: "auto" scales without a memory and not with one; "yes" and "no" force it. What
             would overflow saturates.
         then: A codec for the kept values, as in ``"randomk:ratio=0.01+fp16"``.
@@ -79,23 +80,29 @@ class RandomK(Rescaled):
 
     def count(self, numel: int) -> int:
         """Return k, in blocks."""
-        blocks = -(-numel // self.block)
+        blocks = -(-numel // self._width(numel))
         return min(max(round(self.ratio * blocks), 1), blocks)
 
     def kept(self, extents: Sequence[Extent]) -> tuple[Shape, ...]:
-        return ((self.count(sum(numels(extents))) * self.block,),)
+        numel = sum(numels(extents))
+        return ((self.count(numel) * self._width(numel),),)
 
     def draw(self, xp: Any, numel: int, call: Call, like: Tensor) -> Drawn:
-        blocks, k = -(-numel // self.block), self.count(numel)
+        width = self._width(numel)
+        blocks, k = -(-numel // width), self.count(numel)
         where, sizes = random.strata(xp, call.key, blocks, k, like)  # (k,)
         factor = xp.cast(sizes, "float32") if self.rescale == "yes" else None
-        if self.block == 1:
+        if width == 1:
             return Drawn(where, None, factor)
-        offsets = xp.reshape(xp.arange(0, self.block, "int64", like), (1, self.block))
-        first = xp.reshape(xp.scale_(where, self.block), (k, 1))
-        spread = xp.reshape(xp.add(first, offsets), (k * self.block,))
+        offsets = xp.reshape(xp.arange(0, width, "int64", like), (1, width))
+        first = xp.reshape(xp.scale_(where, width), (k, 1))
+        spread = xp.reshape(xp.add(first, offsets), (k * width,))
         inside = xp.less(spread, numel)
         if factor is not None:
-            factor = xp.repeat_each(factor, self.block)
+            factor = xp.repeat_each(factor, width)
         # What lies beyond the end carries zero, to and from the last element.
         return Drawn(xp.where(inside, spread, numel - 1), inside, factor)
+
+    def _width(self, numel: int) -> int:
+        """Return the elements of a block: no more than there are."""
+        return min(self.block, max(numel, 1))

@@ -23,8 +23,10 @@ class Sign(BlockCodec):
     decoded as ``+scale``, and the memory takes it back in the next step. A block whose scale is
     below 2^-80 is sent as zeros.
 
-    With ``vote`` no scale is sent, and the result is the sign of the majority: 1, -1, or 0 where as
-    many ranks are for as against, whatever the number of ranks and Horovod's op.
+    With ``vote`` no scale is sent, and the mean is the sign of the majority: 1, -1, or 0 where as
+    many ranks are for as against, whatever their number (``op=Sum`` gives N times that). Zero votes
+    for 1 there, too, so that what has no gradient at all, such as padding or an unused row, moves
+    by the learning rate in every step: freeze it, or except it by ``rules=``.
 
     =======  =======  ===========  ======================
     tensor   dtype    shape        bytes

@@ -42,9 +42,10 @@ class Threshold(Selection):
     threshold fills all places in every step, and is then a slower ``topk``.
 
     Args:
-        value: Threshold in the units of the gradient as Horovod gets it (of the loss's scale, too,
-            if a loss scaler is used), plus what the memory holds; 2^-126 <= value < 2^128. The
-            default suits no model in particular: take a quantile of the magnitudes you see.
+        value: Threshold for the gradient plus what the memory holds, in units of unscaled gradients
+            where the front end knows the loss scale (``grad_scaler=``, ``loss_scale=``), else as
+            Horovod gets them; 2^-126 <= value < 2^128. The default suits no model in particular:
+            take a quantile of the magnitudes you see.
         max_ratio: Most elements that are kept, as a fraction, 0 < max_ratio <= 1; smaller
             compresses more.
         then: A codec for the kept values, as in ``"threshold:value=0.01+fp16"``.

@@ -276,8 +276,7 @@ def check_fraction(codec: str, name: str, value: Any) -> None:
     if (
         isinstance(value, bool)
         or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or not 0 < value <= 1
+        or not 0 < value <= 1  # NaN is neither
     ):
         raise SettingsError(
             f"{codec}: " + explain(got=f"{name}={value!r}", expected=f"a fraction, 0 < {name} <= 1")

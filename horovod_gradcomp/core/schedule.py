@@ -20,7 +20,10 @@ _PLATEAUS = 8
 """Values that a linear ramp takes."""
 _FACTOR = 4.0
 """From one value of an exponential ramp to the next, at most."""
-_TEXT = re.compile(r"([^.@]+(?:\.\d[^.@]*)?)\.\.([^@]+)@(\d+)(?:/(\w+))?")
+_MOST_STEPS = 1000
+"""Whole numbers between both ends of a ramp of steps, at most: each is a codec."""
+_LEAST, _MOST = 1e-30, 1e30
+_TEXT = re.compile(r"([^.@]+(?:\.\d[^.@]*)?)\.\.([^@]+)@(\d{1,30})(?:/(\w+))?")
 
 
 class Phase(NamedTuple):
@@ -61,14 +64,18 @@ class Ramp:
         for name in ("start", "end"):
             value = getattr(self, name)
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value <= 0:
-                _refuse(name, value, "a number above 0")
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            _refuse("steps", self.steps, "a whole number, steps >= 1")
+            if not number or not _LEAST <= value <= _MOST:
+                _refuse(name, value, f"a number, {_LEAST:g} <= {name} <= {_MOST:g}")
+        whole = isinstance(self.steps, int) and not isinstance(self.steps, bool)
+        if not whole or not 1 <= self.steps < 2**63:
+            _refuse("steps", self.steps, "a whole number, 1 <= steps < 2^63")
         if self.kind not in _KINDS:
             _refuse("kind", self.kind, f"one of {', '.join(_KINDS)}")
         if self.kind == _STEPS and not self._whole:
             _refuse("kind", self.kind, "'exponential' or 'linear' for what is no whole number")
+        if self.kind == _STEPS and abs(self.end - self.start) >= _MOST_STEPS:
+            both = f"{self.start} to {self.end}"
+            _refuse("kind", self.kind, f"'exponential' or 'linear' from {both}")
 
     @property
     def _whole(self) -> bool:
@@ -115,7 +122,7 @@ def parse_ramp(text: str) -> Ramp | None:
     if found is None:
         return None
     try:
-        ends = [int(t) if re.fullmatch(r"\d+", t) else float(t) for t in found.groups()[:2]]
+        ends = [int(t) if re.fullmatch(r"\d{1,30}", t) else float(t) for t in found.groups()[:2]]
     except ValueError:
         return None
     return Ramp(ends[0], ends[1], int(found[3]), found[4] or "exponential")

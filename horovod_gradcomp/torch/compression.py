@@ -158,7 +158,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         Returns:
             This object.
         """
-        named = [(name, p) for name, p in named_parameters if p.requires_grad]
+        named = [(name, p) for name, p in _pairs(named_parameters) if p.requires_grad]
         if len({name for name, _ in named}) != len(named):
             raise BindingError(explain(got="a name twice", expected="unique parameter names"))
         self._add(self._binding(named, process_set, None))
@@ -452,3 +452,22 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
 
 Compression = Namespace(Compressor, ("named_parameters", "process_set", "grad_scaler"))
 """``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""
+
+
+def _pairs(named_parameters: Any) -> list[tuple[str, Tensor]]:
+    """Return names and parameters, or raise: a matrix of two rows would pass for a pair."""
+    try:
+        pairs = list(named_parameters)
+    except TypeError:
+        pairs = [named_parameters]
+    for one in pairs:
+        pair = isinstance(one, tuple) and len(one) == 2
+        if not pair or not isinstance(one[0], str) or not isinstance(one[1], Tensor):
+            raise BindingError(
+                explain(
+                    got=f"named_parameters= with {type(one).__name__}",
+                    expected="pairs of a name and a parameter",
+                    do="pass model.named_parameters()",
+                )
+            )
+    return pairs

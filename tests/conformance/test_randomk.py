@@ -99,3 +99,10 @@ def test_the_last_block_is_cut_and_its_rest_carries_zero(fw):
 def test_rescaled_values_saturate(fw):
     case = case_of(fw, "randomk:ratio=0.5", np.full(10, 3e38), memory=False)
     assert set(np.abs(case.sent)) == {0.0, float(np.finfo(np.float32).max)}
+
+
+@pytest.mark.parametrize("block", [500, 10**20])
+def test_a_block_is_no_more_than_there_is(fw, block):
+    case = case_of(fw, f"randomk:ratio=0.01,block={block}", np.arange(1, 101))
+    assert case.codec.wire_bytes(100) == 4 * 100
+    assert case.sent.tolist() == list(range(1, 101))

@@ -1012,6 +1012,14 @@ def elastic_training_needs_a_state_that_knows() -> None:
 
 
 @check()
+def parameters_come_with_names() -> None:
+    net = Net()
+    for wrong, kind in ((net.parameters(), "Parameter"), (3, "int"), ([("a", 1)], "tuple")):
+        with pytest.raises(BindingError, match=f"with {kind}; .*model.named_parameters"):
+            Compression.topk(named_parameters=wrong)
+
+
+@check()
 def adasum_is_refused() -> None:
     net = Net()
     _optimizer = make(net, KINDS["topk"](), op=hvd.Adasum)
