@@ -149,6 +149,11 @@ was applied is as near to them as the dtype. **refused**: an error says so befor
 applied. **unsafe**: gradients are wrong and nothing tells; call `compression.join()` in place of
 `hvd.join()`.
 """
+_COME_AND_GO = """\
+The last row is of `test_ranks_come_and_go` in `tests/distributed/test_torch.py`, which trains
+`topk`, whose memory is each rank's own, and `acp`, which shares a factor as well. n/a: not run;
+what differs between codecs there is how they commit, restore and meet again, two rows above it.
+"""
 
 
 @functools.cache
@@ -180,15 +185,7 @@ def page(found: Outcomes) -> str:
     for name, (text, more) in FAMILIES.items():
         extra = "".join(f', `{key}="{value}"`' for key, value in more.items())
         lines.append(f"- `{name}`: `{text}`{extra}")
-    lines += [
-        "",
-        "n/a: `test_ranks_come_and_go` trains `topk` and `acp` alone, one of a memory of ",
-    ]
-    lines[-1] += (
-        "each rank's own and one\nthat also shares a factor; what differs between codecs is "
-    )
-    lines[-1] += "in the row above it.\n"
-    lines += ["## What refusals say", ""]
+    lines += ["", _COME_AND_GO, "## What refusals say", ""]
     for name, option in OPTIONS.items():
         messages = dict.fromkeys(m for m in found[name].values() if kind(m) == "refused")
         lines += [f"- {option.title}: {message}" for message in list(messages)[:1]]

@@ -19,7 +19,7 @@ from torch import nn
 from horovod_gradcomp.torch import Compression
 from tests.distributed.options import FAMILIES
 from tests.distributed.workers.torch_laws import (
-    SMALL,
+    SIZES,
     Net,
     backward,
     digest,
@@ -34,6 +34,9 @@ COMPRESSED = frozenset({"a", "b", "kernel", "wide"})
 """Parameters of :class:`Net` that are large enough."""
 
 REST = frozenset({"kernel", "wide", "bias", "scale", "tiny"})
+BUCKETS = {"bucket_bytes": 20_000}
+"""Two, of two parameters each."""
+
 SHARE = 1 / 64
 """Of what torch_laws wants, so that float16 holds it."""
 
@@ -47,12 +50,13 @@ ROUNDING = {torch.float16: 1e-3, torch.bfloat16: 8e-3}
 def build(family: str, **more: Any) -> Any:
     """Return a new compressor of a family, with several buckets."""
     text, options = FAMILIES[family]
-    return Compression.from_string(text, **{**SMALL, **options, **more})
+    return Compression.from_string(text, **{**BUCKETS, **options, **more})
 
 
 def target(name: str, like: Tensor, step: int, rank: int) -> Tensor:
     """Return the gradient of a parameter on a rank, in the parameter's dtype."""
-    value = wanted(name.split(".")[-1], torch.empty(like.shape), step, rank)
+    name = name.split(".")[-1]
+    value = wanted(name, torch.empty(like.shape), step, rank) / SIZES[name]
     return (value * SHARE).to(like.dtype)
 
 
