@@ -95,12 +95,15 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             One dense tensor and the context for :meth:`decompress`.
 
         Raises:
-            BindingError: With a memory, when it cannot be told which parameter this is.
+            BindingError: With a memory, when it cannot be told which parameter this is; or the
+                reduction is over another process set than was bound.
         """
         found = self._find(tensor)
         if found is None:
             return self._dense(tensor)
         binding, index = found
+        if binding.optimizer is None:
+            identity.refuse_other_set(binding.process_set)
         return binding.compress(index, tensor)
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import horovod.torch as hvd
 import torch
 
 from ..core.errors import BindingError, explain
@@ -63,6 +64,33 @@ def refuse_other_callers() -> None:
                     do=f"call hvd.{name} without compression=",
                 )
             )
+
+
+def refuse_other_set(process_set: Any) -> None:
+    """Raise where a bare reduction runs over other ranks than those that were bound.
+
+    What is summed brings nothing back that could tell, and what ranks share would drift apart.
+
+    Args:
+        process_set: That was bound.
+    """
+    for frame in _callers():
+        if frame.f_code.co_name in ("allreduce", "grouped_allreduce"):
+            found = frame.f_locals.get("process_set")
+            if found is not None and _ranks(found) != _ranks(process_set):
+                raise BindingError(
+                    explain(
+                        got=f"a reduction over the process set of ranks {_ranks(found)}",
+                        expected=f"that of ranks {_ranks(process_set)}, which was bound",
+                        do="bind a compressor of its own for each process set: "
+                        "compression.bind(named_parameters, process_set=...)",
+                    )
+                )
+            return
+
+
+def _ranks(process_set: Any) -> list[int]:
+    return list(process_set.ranks or range(hvd.size()))
 
 
 def refuse_adasum(tensor: torch.Tensor, optimizer: Any) -> None:

@@ -126,13 +126,21 @@ def hash_of(text: str) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:8], 16)
 
 
-def mean(name: str, like: torch.Tensor, step: int) -> torch.Tensor:
-    every = [wanted(name, like, step, rank).double() for rank in range(hvd.size())]
+def mean(
+    name: str, like: torch.Tensor, step: int, *, of: Any = wanted, ranks: Any = None
+) -> torch.Tensor:
+    every = [of(name, like, step, rank).double() for rank in ranks or range(hvd.size())]
     return torch.stack(every).mean(0)
 
 
 def backward(
-    net: Net, step: int, *, skip: set[str] = frozenset(), spoil: str = "", exact: bool = False
+    net: nn.Module,
+    step: int,
+    *,
+    skip: set[str] = frozenset(),
+    spoil: str = "",
+    exact: bool = False,
+    of: Any = wanted,
 ) -> None:
     """Set gradients by way of autograd, in an order that differs by rank and step.
 
@@ -143,7 +151,7 @@ def backward(
     loss = torch.zeros(())
     for i in torch.randperm(len(names), generator=gen):
         p = net.get_parameter(names[i])
-        target = wanted(names[i], p, step, hvd.rank())
+        target = of(names[i], p, step, hvd.rank())
         if exact:
             target = torch.round(target / SIZES[names[i]] * 16) / 16
         if names[i] == spoil:
@@ -197,14 +205,19 @@ def whole_state(compression: Any) -> dict[str, torch.Tensor]:
     return {f"{slot}/{n}": v for slot, table in tables.items() for n, v in table.items()}
 
 
-def total_residual(compression: Any) -> dict[str, torch.Tensor]:
-    """Return the mean of what ranks hold, with what they hold as reducing sides."""
+def total_residual(compression: Any, number: int = 0, ranks: Any = None) -> dict[str, torch.Tensor]:
+    """Return the mean of what ranks hold, with what they hold as reducing sides.
+
+    ``number`` is that of the optimizer, in the order in which they first stepped.
+    """
     states = hvd.allgather_object(compression.state_dict())
-    for state in states:  # as precise as the books are
-        for table in state["optimizers"][0]["memory"].values():
+    states = [states[rank] for rank in ranks or range(hvd.size())]
+    for place, state in enumerate(states):
+        state.update(rank=place, world_size=len(states))  # among those that train
+        for table in state["optimizers"][number]["memory"].values():  # as precise as the books are
             table.update({name: part.double() for name, part in table.items()})
     (whole,) = resize_state(states, 1)
-    return whole["optimizers"][0]["memory"].get("residual", {})
+    return whole["optimizers"][number]["memory"].get("residual", {})
 
 
 def books(
