@@ -93,6 +93,11 @@ def test_ranks_come_and_go(how: str) -> None:
     assert all("rank(s) 2" in text and "at the last commit" in text for text in told)
 
 
-def test_a_rank_that_dies_ends_the_others() -> None:
-    with pytest.raises(AssertionError, match="ended with"):
-        run_ranks("torch_dies.py", 2, timeout=90)
+@pytest.mark.parametrize(
+    ("how", "said"), [("dies", "ended with"), ("raises", "a hook of the user")]
+)
+def test_a_rank_that_fails_ends_the_others(how: str, said: str) -> None:
+    with pytest.raises(AssertionError, match="ended with") as caught:
+        run_ranks("torch_fails.py", 2, args=[how], timeout=90)
+    assert said in str(caught.value)
+    assert "went on alone" not in str(caught.value)
