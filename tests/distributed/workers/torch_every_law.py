@@ -26,6 +26,7 @@ from tests.distributed.workers.torch_laws import (
     total_residual,
     whole_state,
 )
+from tests.distributed.workers.waits import leave_cores_to_others
 
 STEPS = 4
 HALF = 1e-3
@@ -119,6 +120,7 @@ def laws(label: str) -> None:
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
+    leave_cores_to_others()
     for label in table.trained_pairs():
         try:
             laws(label)

@@ -24,6 +24,7 @@ from horovod_gradcomp.torch import (
 )
 from tests.distributed.launch import report
 from tests.distributed.workers import torch_laws as laws
+from tests.distributed.workers.waits import leave_cores_to_others
 
 PER_NODE = 2
 HOW = {"exchange": "hierarchical", "ranks_per_node": PER_NODE, "bucket_bytes": 8192}
@@ -337,6 +338,7 @@ def main() -> None:
     sets = [] if os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") else node_process_sets(PER_NODE)
     hvd.init(process_sets=sets)
     torch.set_num_threads(1)
+    leave_cores_to_others()
     for name in sys.argv[1:] or list(CHECKS):
         try:
             CHECKS[name]()

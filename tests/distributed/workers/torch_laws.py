@@ -33,6 +33,7 @@ from horovod_gradcomp.torch import (
     resize_state,
 )
 from tests.distributed.launch import report
+from tests.distributed.workers.waits import leave_cores_to_others
 
 KINDS = {
     "fp16": lambda **o: Compression.fp16(memory="residual", **o),
@@ -1043,6 +1044,7 @@ def adasum_is_refused() -> None:
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
+    leave_cores_to_others()
     only = sys.argv[1:] or list(CHECKS)
     for name in only:
         try:

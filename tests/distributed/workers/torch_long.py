@@ -18,6 +18,7 @@ import torch
 from horovod_gradcomp.cli.models import shapes_of
 from horovod_gradcomp.torch import Compression, SettingsError
 from tests.distributed.launch import FOLDER, run_checks
+from tests.distributed.workers.waits import leave_cores_to_others
 
 STEPS = 500
 LEAST = 8 * 2**20
@@ -140,6 +141,7 @@ CHECKS = {
 def main() -> None:
     hvd.init()
     torch.set_num_threads(1)
+    leave_cores_to_others()
     run_checks(CHECKS, lambda name: hvd.barrier())
 
 
