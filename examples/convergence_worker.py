@@ -20,6 +20,7 @@ import typer
 from convergence_table import QUICK_TASKS, TASKS, Setting, Task, key, write
 from torch import nn
 from training import average, convolutional_net, digits, weights_equal
+from waiting import sleep_while_waiting
 
 from horovod_gradcomp.torch import Compression
 
@@ -134,23 +135,6 @@ class LSTM(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden, _ = self.lstm(self.embed(x))  # (batch, WINDOW, units)
         return self.out(hidden).flatten(0, 1)  # (batch * WINDOW, CHARACTERS)
-
-
-def sleep_while_waiting() -> None:
-    """Let a rank that waits leave its core to the others.
-
-    Horovod's wait asks again and again without a pause. Where ranks, and Horovod's own thread in
-    each, are more than the cores, that takes the time of those that are waited for.
-    """
-    library = hvd.mpi_ops.mpi_lib
-    wait, ended = library.horovod_torch_wait_and_clear, library.horovod_torch_poll
-
-    def patient(handle: int) -> None:
-        while not ended(handle):
-            time.sleep(2e-4)
-        wait(handle)
-
-    library.horovod_torch_wait_and_clear = patient
 
 
 def measure(data: Any, model: nn.Module) -> float | None:

@@ -458,10 +458,10 @@ def every_memory_keeps_its_books(ranks: Ranks, *, steps: int = 6) -> None:
         if len(before):
             moved += np.abs(before).max(axis=(0, 1))
         if memory.references:
-            sent, alpha = grads - before[0] - errors, getattr(memory, "alpha", 1.0)
+            sent = grads - before[0] - errors
             agree(fw.array(total), before[1][0] + sent.mean(axis=0), f"step {step}: gradient")
             after = held()
-            agree(after[0], before[0] + alpha * sent, f"step {step}: own reference")
+            agree(after[0], before[0] + memory.rate * sent, f"step {step}: own reference")
             for mean in after[1]:
                 same_bits(after[1][0], mean, f"step {step}: mean of references")
             agree(after[1][0], after[0].mean(axis=0), f"step {step}: mean of references")

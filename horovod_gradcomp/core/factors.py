@@ -171,12 +171,8 @@ def along(xp: Any, x: Tensor, shape: tuple[int, ...], mode: int, basis: Tensor) 
     Returns:
         The same tensor with r in the place of n, its elements in two or three dimensions.
     """
-    n, before, behind = shape[mode], math.prod(shape[:mode]), math.prod(shape[mode + 1 :])
-    if behind == 1:
-        return xp.matmul(xp.reshape(x, (before, n)), xp.transpose(basis))  # (before, r)
-    if before == 1:
-        return xp.matmul(basis, xp.reshape(x, (n, behind)))  # (r, behind)
-    return xp.matmul(basis, xp.reshape(x, (before, n, behind)))  # (before, r, behind)
+    rows, product, _ = _by_rows(xp, x, shape, mode, basis)
+    return product(rows)
 
 
 def spread(
@@ -202,23 +198,29 @@ def spread(
         into: As many elements as the product; may be overwritten.
         put: Returns a tensor of the shape of both; may overwrite ``piece``.
     """
+    rows, product, whole = _by_rows(xp, x, shape, mode, basis)
+    place = xp.reshape(into, whole)
+
+    def one(_: int, piece: Tensor, row: Tensor) -> tuple[Tensor]:
+        return (put(piece, product(row)),)
+
+    return xp.reshape(xp.map_rows(one, [place, rows], [place])[0], (-1,))
+
+
+def _by_rows(
+    xp: Any, x: Tensor, shape: tuple[int, ...], mode: int, basis: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor], tuple[int, ...]]:
+    """Return rows, what makes the same rows of :func:`along` of some of them, and its shape."""
     r, n = basis.shape
     before, behind = math.prod(shape[:mode]), math.prod(shape[mode + 1 :])
     if behind == 1:
-        rows, right = xp.reshape(x, (before, n)), xp.transpose(basis)
-        whole = xp.reshape(into, (before, r))
-    elif before == 1:
-        rows, right = basis, xp.reshape(x, (n, behind))
-        whole = xp.reshape(into, (r, behind))
-    else:
-        rows, right = xp.reshape(x, (before, n, behind)), None
-        whole = xp.reshape(into, (before, r, behind))
-
-    def one(_: int, place: Tensor, row: Tensor) -> tuple[Tensor]:
-        product = xp.matmul(basis, row) if right is None else xp.matmul(row, right)
-        return (put(place, product),)
-
-    return xp.reshape(xp.map_rows(one, [whole, rows], [whole])[0], (-1,))
+        right = xp.transpose(basis)  # (n, r)
+        return xp.reshape(x, (before, n)), lambda rows: xp.matmul(rows, right), (before, r)
+    if before == 1:
+        right = xp.reshape(x, (n, behind))
+        return basis, lambda rows: xp.matmul(rows, right), (r, behind)
+    rows = xp.reshape(x, (before, n, behind))
+    return rows, lambda rows: xp.matmul(basis, rows), (before, r, behind)
 
 
 def onto(xp: Any, x: Tensor, shape: tuple[int, ...], mode: int, basis: Tensor) -> Tensor:

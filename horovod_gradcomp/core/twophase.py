@@ -15,6 +15,7 @@ Reference:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -96,8 +97,13 @@ def fits(extents: Sequence[Shape], size: int) -> bool:
     return size > 1 and sum(map(math.prod, extents)) >= _LEAST * size
 
 
-def parts(extents: Sequence[Shape], size: int) -> list[Part]:
+def parts(extents: Sequence[Shape], size: int) -> tuple[Part, ...]:
     """Cut tensors that lie one after the other into one part a rank, of equal sizes."""
+    return _cut(tuple(extents), size)
+
+
+@functools.lru_cache(maxsize=1024)  # asked for twice a step and bucket, ranks times tensors of work
+def _cut(extents: tuple[Shape, ...], size: int) -> tuple[Part, ...]:
     numels = [math.prod(shape) for shape in extents]
     total = sum(numels)
     out = []
@@ -110,7 +116,7 @@ def parts(extents: Sequence[Shape], size: int) -> list[Part]:
                 pieces.append((length,))
             at += numel
         out.append(Part(start, stop, tuple(pieces)))
-    return out
+    return tuple(out)
 
 
 def start(

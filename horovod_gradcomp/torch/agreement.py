@@ -33,9 +33,20 @@ def agree(
     """
     if len(ranks) < 2:
         return [dict(more)]
-    line = json.dumps([dict(facts), dict(more)]).encode() + b"\n"
-    mine = torch.frombuffer(bytearray(line), dtype=torch.uint8)
-    gathered = hvd.allgather(mine, name="gradcomp.settings", process_set=process_set)
-    every = [json.loads(text) for text in bytes(gathered.tolist()).splitlines()]
+    every = gathered([dict(facts), dict(more)], "gradcomp.settings", process_set)
     check({rank: one[0] for rank, one in zip(ranks, every)})
     return [one[1] for one in every]
+
+
+def gathered(value: Any, name: str, process_set: Any = hvd.global_process_set) -> list[Any]:
+    """Return what each rank gives, in rank order.
+
+    Args:
+        value: What JSON can hold.
+        name: Of the collective.
+        process_set: Of Horovod.
+    """
+    line = json.dumps(value).encode() + b"\n"
+    mine = torch.frombuffer(bytearray(line), dtype=torch.uint8)
+    every = hvd.allgather(mine, name=name, process_set=process_set)
+    return [json.loads(text) for text in bytes(every.tolist()).splitlines()]

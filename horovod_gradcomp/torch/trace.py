@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 import horovod.torch as hvd
-import torch
 
 from ..core.errors import SettingsError, explain
 from ..core.trace import Event, Events, document
+from .agreement import gathered
 
 if TYPE_CHECKING:
     from .binding import Binding
@@ -54,7 +53,7 @@ class Trace:
             return
         ranks = [events]
         if self._gather and hvd.is_initialized() and hvd.size() > 1:
-            ranks = _gathered(events)
+            ranks = gathered(events, "gradcomp.trace")
             if hvd.rank() != 0:
                 return
         self._path.write_text(document(ranks), encoding="utf-8")
@@ -150,11 +149,3 @@ class Recorder:
             self._events.span(here, name, start, end, step=self._step, values=unit.bucket.numel)
 
         return log
-
-
-def _gathered(events: Sequence[Event]) -> list[list[Event]]:
-    """Return the events of all ranks."""
-    line = json.dumps(events).encode() + b"\n"
-    mine = torch.frombuffer(bytearray(line), dtype=torch.uint8)
-    gathered = hvd.allgather(mine, name="gradcomp.trace")
-    return [json.loads(text) for text in bytes(gathered.tolist()).splitlines()]

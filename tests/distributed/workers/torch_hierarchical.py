@@ -7,7 +7,6 @@ import dataclasses
 import os
 import pickle
 import sys
-import traceback
 from collections import defaultdict
 from typing import Any, Callable
 
@@ -22,7 +21,6 @@ from horovod_gradcomp.torch import (
     SettingsError,
     node_process_sets,
 )
-from tests.distributed.launch import report
 from tests.distributed.workers import torch_laws as laws
 from tests.distributed.workers.waits import leave_cores_to_others
 
@@ -339,13 +337,7 @@ def main() -> None:
     hvd.init(process_sets=sets)
     torch.set_num_threads(1)
     leave_cores_to_others()
-    for name in sys.argv[1:] or list(CHECKS):
-        try:
-            CHECKS[name]()
-            report({name: "ok"})
-        except Exception:
-            report({name: traceback.format_exc()})
-            raise
+    laws.run_until_one_fails(CHECKS, sys.argv[1:] or list(CHECKS))
 
 
 if __name__ == "__main__":

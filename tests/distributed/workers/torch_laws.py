@@ -15,6 +15,7 @@ import pickle
 import sys
 import traceback
 import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 import horovod.torch as hvd
@@ -1041,18 +1042,22 @@ def adasum_is_refused() -> None:
         backward(net, 0)
 
 
-def main() -> None:
-    hvd.init()
-    torch.set_num_threads(1)
-    leave_cores_to_others()
-    only = sys.argv[1:] or list(CHECKS)
-    for name in only:
+def run_until_one_fails(checks: Mapping[str, Callable[[], None]], names: Sequence[str]) -> None:
+    """Run some checks and report each; ranks are not together any more where one has failed."""
+    for name in names:
         try:
-            {**CHECKS, **JOINS}[name]()
+            checks[name]()
             report({name: "ok"})
         except Exception:
             report({name: traceback.format_exc()})
             raise
+
+
+def main() -> None:
+    hvd.init()
+    torch.set_num_threads(1)
+    leave_cores_to_others()
+    run_until_one_fails({**CHECKS, **JOINS}, sys.argv[1:] or list(CHECKS))
 
 
 if __name__ == "__main__":
