@@ -66,7 +66,6 @@ def train(tasks: list[Task], seeds: int | None, file: Path, quick: bool, console
         if complete(task, count, content["runs"]):
             continue
         console.print(f"{task.title}: {len(task.settings)} settings, {count} seeds")
-        os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")  # ms; Horovod's thread shares a core
         command = [*horovodrun(RANKS), str(HERE / "convergence_worker.py")]
         command += ["--task", task.name, "--seeds", str(count), "--json", str(file.resolve())]
         run(command + ["--quick"] * quick, progress_of, console)

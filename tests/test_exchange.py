@@ -1,13 +1,14 @@
 """Exchanges over simulated ranks, and what the carrier can tell."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from horovod_gradcomp import ExchangeError
 from horovod_gradcomp.codecs import build
-from horovod_gradcomp.core import exchange
+from horovod_gradcomp.core import damage, exchange, mark
 from horovod_gradcomp.core.exchange import Carrier, Gather, Reduce, Reply
 from horovod_gradcomp.core.memory import NoMemory, Residual
 from tests import checks, frameworks, lockstep, table
@@ -107,6 +108,74 @@ def test_a_payload_of_another_length_names_the_rank(fw):
         text = str(caught.value)
         for part in (f"{wrong} bytes", "'conv1.weight'", "rank 2", f"{good.size} bytes", "same"):
             assert part in text, text
+
+
+# The mark of a step ---------------------------------------------------------------------------
+
+
+def summed(fw, text, steps, average=True):
+    """Drive an exchange of ranks that are at these steps, with the same gradient."""
+    shapes, size, codec = ((50, 40),), len(steps), build(text).with_memory(True)
+    shared = codec.initial(fw.xp, table.call(shapes), fw.tensor(np.zeros(1, np.float32)))
+    runs = []
+    for step in steps:
+        call = replace(table.call(shapes, size=size, step=step), step=0, shared=shared)
+        x = fw.tensor(table.rng(2000).standard_normal(2000).astype(np.float32))
+        run = exchange.start(fw.xp, codec, x, call, want_error=True, name="fc.weight")
+        runs.append(run)
+    return lockstep.drive(fw, runs, average=average)
+
+
+@pytest.mark.parametrize("text", ["randomk:ratio=0.1", "randomk:ratio=0.1+fp16", "acp"])
+@pytest.mark.parametrize("late", [1, 2, 9])
+def test_ranks_at_other_steps_are_noticed(fw, text, late):
+    with pytest.raises(ExchangeError, match=r"different steps.*'fc.weight'.*compression\.join\(\)"):
+        summed(fw, text, [5, 5, 5 + late])
+
+
+def test_where_no_step_is_drawn_on_none_is_told(fw):
+    for outcome in summed(fw, "fp16", [5, 6]):
+        assert float(fw.array(outcome.bad)) == 0
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 63, 200])
+@pytest.mark.parametrize("average", [True, False])
+def test_the_sum_of_ranks_at_one_step_has_its_mark(fw, size, average):
+    """Also in float16, where a mean over 200 ranks rounds; ranks that have joined send zeros."""
+    call = table.call(table.whole(8), size=size, step=3)
+    for dtype in ("float16", "float32"):
+        x = fw.xp.cast(fw.tensor(np.arange(8, dtype=np.float32)), dtype)
+        payload = fw.array(mark.attach(fw.xp, x, call))
+        assert payload.shape == (8 + mark.WIDTH,)
+        for present in {1, size // 2 + 1, size}:
+            total = np.zeros_like(payload)
+            for _ in range(present):
+                total = total + payload
+            total = total / total.dtype.type(size) if average else total
+            rest, wrong = mark.detach(fw.xp, fw.tensor(total), call)
+            assert fw.array(wrong).tolist() == [0]
+            assert np.array_equal(fw.array(rest), total[:8])
+
+
+def test_one_late_rank_of_many_is_noticed(fw):
+    x = fw.xp.cast(fw.tensor(np.ones(8, np.float32)), "float16")
+    calls = [table.call(table.whole(8), size=1000, step=step) for step in (3, 4)]
+    own, other = (fw.array(mark.attach(fw.xp, x, call)) for call in calls)
+    total = other
+    for _ in range(999):
+        total = total + own
+    for average in (np.float16(1), np.float16(1000)):
+        _, wrong = mark.detach(fw.xp, fw.tensor(total / average), calls[0])
+        assert fw.array(wrong).tolist() == [damage.STEPS]
+    _, wrong = mark.detach(fw.xp, fw.tensor(total * np.float16("nan")), calls[0])
+    assert fw.array(wrong).tolist() == [damage.STEPS]
+
+
+def test_beyond_what_float16_counts_there_is_no_mark(fw):
+    call = table.call(table.whole(8), size=mark.MOST_RANKS + 1)
+    x = fw.tensor(np.ones(8, np.float32))
+    assert fw.array(mark.attach(fw.xp, x, call)).size == 8
+    assert mark.detach(fw.xp, x, call)[1] is None
 
 
 # The carrier ----------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ class FP16(Codec):
     """
 
     combine: ClassVar[Combine] = Combine.SUM
+    timeless: ClassVar[bool] = True
 
     @property
     def bias(self) -> Bias:

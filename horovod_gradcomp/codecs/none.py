@@ -45,6 +45,7 @@ class NoneCodec(Codec):
     """
 
     combine: ClassVar[Combine] = Combine.SUM
+    timeless: ClassVar[bool] = True
     identity: ClassVar[bool] = True
 
     @property

@@ -128,6 +128,10 @@ class Codec(ABC):
     to the middle between two codes: there they may be one code apart.
     """
 
+    timeless: ClassVar[bool] = False
+    """Whether a payload means the same in every step, so that a sum of different steps' payloads is
+    still a sum of gradients."""
+
     encodes_all: ClassVar[bool] = False
     """Whether every element has a code of its own."""
 

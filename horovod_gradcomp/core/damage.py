@@ -20,11 +20,12 @@ from typing import Any
 from .codec import Tensor
 from .errors import ExchangeError, explain
 
-POSITIONS, COUNTS, HEADERS = 1, 2, 4
+POSITIONS, COUNTS, HEADERS, STEPS = 1, 2, 4, 8
 _REASONS = {
     POSITIONS: "positions that do not ascend within the tensor",
     COUNTS: "another number of positions than these settings have",
     HEADERS: "scales that are not finite or of the wrong sign",
+    STEPS: "payloads of ranks at different steps, added up",
 }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Union
 
-from . import damage
+from . import damage, mark
 from .codec import Call, Codec, Combine, Tensor, is_one
 from .errors import ExchangeError, explain
 from .payload import FLAG_BYTES
@@ -248,11 +248,17 @@ def _reduce(
 ) -> Exchange:
     numel, flag = xp.numel(x), xp.badness(x) if agreed is None else None
     payload, error, kept = codec.encode(xp, x, call, want_error=want_error)
-    reply = yield request(payload if flag is None else xp.poison_(payload, flag))
+    if flag is not None:
+        payload = xp.poison_(payload, flag)
+    marked, wrong = request is Reduce and not codec.timeless, None
+    reply = yield request(mark.attach(xp, payload, call) if marked else payload)
     (reduced,) = reply.payloads
+    if marked:
+        reduced, wrong = mark.detach(xp, reduced, call)
     bad = xp.badness(reduced[:1]) if agreed is None else agreed
+    bad = mark.settle(xp, name, wrong, bad)
     done = codec.finish(xp, [reduced], numel, call, scale=reply.scale)
-    return Outcome(xp.spoil_(done.total, bad), error, bad, done.shared, kept)
+    return Outcome(xp.spoil_(done.total, bad), error, bad, done.shared, kept, None, wrong)
 
 
 _sum = functools.partial(_reduce, request=Sum)

@@ -65,6 +65,10 @@ def as_int64(values: Sequence[int], like: Tensor) -> Tensor:
     return tf.constant(values, tf.int64)
 
 
+def numbers(values: Sequence[Any], like: Tensor) -> Tensor:
+    return tf.stack([tf.cast(value, like.dtype) for value in values])
+
+
 def cast(x: Tensor, dtype: str) -> Tensor:
     return tf.cast(x, DTYPES[dtype])
 

@@ -65,6 +65,10 @@ def as_int64(values: Sequence[int], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.int64, device=like.device)
 
 
+def numbers(values: Sequence[int], like: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=like.dtype, device=like.device)
+
+
 def cast(x: Tensor, dtype: str) -> Tensor:
     if dtype == "uint8" and x.dtype == torch.float32 and x.device.type == "cpu":
         x = x.to(torch.int32)  # two steps that are vectorised, where the direct one is not

@@ -33,9 +33,6 @@ REMEMBERING = LOSSY - {"fp16"}
 SHARING = frozenset({"randomk", "cltk", "acp"})
 """Payloads are summed, at positions or in a basis that follows from the step."""
 
-UNSAFE = "unsafe"
-"""What a cell returns where nothing was noticed and gradients are wrong."""
-
 GATHERING = frozenset({"linear", "two_phase", "topk", "svd", "topk+linear"})
 
 
@@ -45,18 +42,16 @@ class Option(NamedTuple):
     Attributes:
         title: What is used.
         ranks: How many see it, in ``workers/torch_options.py``.
-        refused: Families with which it is refused, with a message.
-        unsafe: Families with which it goes wrong, unnoticed; it works with all others.
+        refused: Families with which it is refused, with a message; it works with all others.
     """
 
     title: str
     ranks: int = 2
     refused: frozenset[str] = frozenset()
-    unsafe: frozenset[str] = frozenset()
 
     def expected(self, family: str) -> str:
         """Return what a cell holds."""
-        return next((k for k in ("refused", "unsafe") if family in getattr(self, k)), "works")
+        return "refused" if family in self.refused else "works"
 
 
 _ALL = frozenset(FAMILIES)
@@ -119,7 +114,7 @@ SECTIONS: dict[str, dict[str, Option]] = {
         ),
         "join": Option("`compression.join()`, `HOROVOD_CACHE_CAPACITY=0`", 3),
         "plain_join": Option(
-            "`hvd.join()` alone, and another step", 3, GATHERING | {"powersgd"}, SHARING
+            "`hvd.join()` alone, and another step", 3, GATHERING | SHARING | {"powersgd"}
         ),
         "join_with_cache": Option(
             "`compression.join()` with Horovod's response cache", refused=GATHERING
@@ -146,8 +141,7 @@ process sets and ranks that join, and one. **works**: over some steps, in which 
 gradients in another order each, all ranks end with the same finite gradients, and what was applied
 and what is still remembered add up to the true gradients; without a memory (`none`, `fp16`) what
 was applied is as near to them as the dtype. **refused**: an error says so before anything is
-applied. **unsafe**: gradients are wrong and nothing tells; call `compression.join()` in place of
-`hvd.join()`.
+applied.
 """
 _COME_AND_GO = """\
 The last row is of `test_ranks_come_and_go` in `tests/distributed/test_torch.py`, which trains
@@ -165,7 +159,7 @@ def outcomes(ranks: int) -> list[Outcomes]:
 
 def kind(message: str) -> str:
     """Return what a cell holds, from what a rank reported."""
-    return UNSAFE if message == UNSAFE else "refused" if message else "works"
+    return "refused" if message else "works"
 
 
 def page(found: Outcomes) -> str:

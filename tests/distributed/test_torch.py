@@ -107,3 +107,11 @@ def test_a_rank_that_fails_ends_the_others(how: str, said: str) -> None:
         run_ranks("torch_fails.py", 2, args=[how], timeout=90)
     assert said in str(caught.value)
     assert "went on alone" not in str(caught.value)
+
+
+def test_a_rank_that_stalls_ends_the_run() -> None:
+    """After the time that Horovod is told to wait; over Gloo, Horovod 0.28.1 waits for good."""
+    env = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "2", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "4"}
+    found = run_ranks("torch_fails.py", 2, controller="mpi", env=env, args=["stalls"], timeout=90)
+    assert [one["steps"] for one in found] == [0, 0], "they went on"
+    assert not found[0]["too_long"]

@@ -12,7 +12,6 @@ import torch
 
 from horovod_gradcomp.torch import BindingError, ExchangeError
 from horovod_gradcomp.torch.elastic import TorchState
-from tests.distributed.options import UNSAFE
 from tests.distributed.workers.option_books import Books, build, quiet, refused, target
 from tests.distributed.workers.options_uses import bound_allreduce
 from tests.distributed.workers.torch_laws import (
@@ -130,7 +129,8 @@ def plain_join(family: str) -> str | None:
         true = mean(n, p, 5, of=target)
         error = p.grad + after.get(n, 0.0) - before.get(n, 0.0) - true
         off = max(off, error.abs().max().item() / true.abs().max().item())
-    return UNSAFE if max(hvd.allgather_object(off)) > 0.01 else None
+    assert max(hvd.allgather_object(off)) < 0.01, "nothing was noticed, and gradients are wrong"
+    return None
 
 
 def _owed(compression: Any) -> dict[str, torch.Tensor]:

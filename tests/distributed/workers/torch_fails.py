@@ -1,12 +1,13 @@
 """Rank 1 fails in the middle of a run: rank 0 must not hang, nor go on with a wrong gradient.
 
-The argument tells how: "dies" or "raises".
+The argument tells how: "dies", "raises", or "stalls", for longer than Horovod is told to wait.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 import horovod.torch as hvd
@@ -14,8 +15,11 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 
 from horovod_gradcomp.torch import Compression
+from tests.distributed.launch import report
 
 STEPS, LAST = 10, 5
+STALLED = 15
+"""Seconds."""
 how = sys.argv[1]
 hvd.init()
 net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
@@ -30,6 +34,9 @@ def fail(*_: Any) -> None:
     """Called in a backward pass, when one gradient is on its way and another is not."""
     if how == "dies":
         os._exit(3)
+    if how == "stalls":
+        time.sleep(STALLED)
+        return
     raise RuntimeError("a hook of the user's")
 
 
@@ -47,5 +54,9 @@ def train() -> int:
     return STEPS
 
 
-if train() == STEPS:
+begun = time.monotonic()
+done = train()
+if done == STEPS:
     print("rank 0 went on alone")
+if how == "stalls":
+    report({"steps": done - LAST, "too_long": time.monotonic() - begun > STALLED})

@@ -968,15 +968,17 @@ def ranks_join_early(case: str) -> None:
 @check(into=JOINS)
 def a_plain_join_is_noticed() -> None:
     """hvd.join alone leaves ranks at different steps, which the next reduction tells."""
-    net, compression = Net(), KINDS["topk"](**SMALL)
-    optimizer = make(net, compression, lr=0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for step in range(2 + hvd.rank()):
-            reduce(net, optimizer, step)
-        hvd.join()
-    with pytest.raises(ExchangeError, match=r"compression\.join\(\)"):
-        reduce(net, optimizer, 9)
+    for kind in ("topk", "randomk", "acp"):
+        net, compression = Net(), KINDS[kind](**SMALL)
+        optimizer = make(net, compression, lr=0.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for step in range(2 + hvd.rank()):
+                reduce(net, optimizer, step)
+            hvd.join()
+        with pytest.raises(ExchangeError, match=r"compression\.join\(\)"):
+            reduce(net, optimizer, 9)
+        hvd.barrier()
 
 
 @check()
