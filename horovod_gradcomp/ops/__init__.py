@@ -40,7 +40,7 @@ class Ops(Protocol):
         """Return whole numbers as a flat int64 tensor on the device of ``like``."""
 
     def numbers(self, values: Sequence[Any], like: Tensor) -> Tensor:
-        """Return numbers, or scalar tensors, as a flat tensor of the dtype and device of ``like``."""
+        """Return numbers or scalar tensors as a flat tensor, with dtype and device of ``like``."""
 
     def cast(self, x: Tensor, dtype: str) -> Tensor:
         """Convert; whole numbers wrap, floats round half to even."""
