@@ -25,6 +25,7 @@ class TracedCodec:
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self.combine = codec.combine
+        self.timeless = codec.timeless
         self.wire_bytes = codec.wire_bytes
 
     def encode(self, _: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
