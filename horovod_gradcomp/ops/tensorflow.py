@@ -14,6 +14,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from ..core.payload import FLAG_BYTES, ITEM_BYTES
+from . import tensorflow_kernels
 
 Tensor = Any
 DTYPES = {
@@ -381,7 +382,7 @@ def repeat_each(x: Tensor, times: int) -> Tensor:
 
 
 def kernels(*tensors: Tensor) -> Any | None:
-    return None
+    return tensorflow_kernels if tensorflow_kernels.apply(tensors) else None
 
 
 def map_rows(

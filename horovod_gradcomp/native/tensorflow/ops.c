@@ -1,0 +1,236 @@
+/* TensorFlow's operations around the kernels, for tensors in the computer's own memory.
+ *
+ * Loaded by tf.load_op_library, they run where TensorFlow's own do: in its threads, without Python.
+ * They are functions of their inputs, so that a graph may drop, fold or repeat them. An error takes
+ * the storage of the input where TensorFlow says that nobody else reads that, else fresh storage.
+ */
+#define _GNU_SOURCE
+
+#include "../kernels.h"
+
+#include "api.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* What an operation is told, first in its input "job". */
+enum { KERNEL, BITS, HEADERS, FLAG, THREADS, NUMEL, BYTES, SPANS, SETTINGS };
+
+/* Bytes. Smaller storage comes from a heap that is reused, so that its pages are there. */
+#define HUGE (4 << 20)
+
+#define MOST_PAYLOADS 4096
+
+static struct {
+    int (*encode)(const encode_call *);
+    int (*decode)(const decode_call *);
+    void (*largest)(const float *, int64_t, int64_t, int64_t, int64_t, int64_t *);
+    void (*above)(const float *, int64_t, int32_t, int64_t, int64_t, int64_t, int64_t *);
+} kernels;
+
+/* An operation that runs, and the tensors that it must let go of. */
+typedef struct {
+    TF_OpKernelContext *context;
+    TF_Status *status;
+    TF_Tensor *held[MOST_PAYLOADS + 8];
+    int count;
+} run;
+
+static int failed(const run *r) { return TF_GetCode(r->status) != TF_OK; }
+
+static void fail(run *r, int code, const char *text) {
+    if (!failed(r)) TF_SetStatus(r->status, code, text);
+}
+
+static void *hold(run *r, TF_Tensor *tensor) {
+    if (failed(r)) return NULL;
+    r->held[r->count++] = tensor;
+    return TF_TensorData(tensor);
+}
+
+/* The values of an input of at least so many bytes; NULL after a failure. */
+static const void *input(run *r, int index, int64_t bytes) {
+    TF_Tensor *tensor = NULL;
+    if (failed(r)) return NULL;
+    TF_GetInput(r->context, index, &tensor, r->status);
+    const void *values = hold(r, tensor);
+    if (!failed(r) && (int64_t)TF_TensorByteSize(tensor) < bytes)
+        fail(r, TF_INVALID_ARGUMENT, "gradcomp: an input is shorter than the settings say");
+    return failed(r) ? NULL : values;
+}
+
+static void *advised(void *values, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+    if (values && bytes >= HUGE) {
+        const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)values;
+        const uintptr_t first = (at + page - 1) / page * page;
+        (void)madvise((void *)first, at + (uintptr_t)bytes - first, MADV_HUGEPAGE);
+    }
+#else
+    (void)bytes;
+#endif
+    return values;
+}
+
+/* A fresh output; NULL after a failure. */
+static void *output(run *r, int index, int64_t bytes) {
+    if (failed(r)) return NULL;
+    const int dtype = TF_ExpectedOutputDataType(r->context, index);
+    const int64_t item = dtype == TF_UINT8 ? 1 : dtype == TF_HALF ? 2 : dtype == TF_INT64 ? 8 : 4;
+    const int64_t count = bytes / item;
+    void *values = hold(r, TF_AllocateOutput(r->context, index, dtype, &count, 1, (size_t)bytes,
+                                             r->status));
+    return advised(values, bytes);
+}
+
+/* An output in the storage of an input that nobody else reads, if it may be, else a fresh one. */
+static float *reused(run *r, int from, int index, int64_t count, int may) {
+    int forwarded;
+    return hold(r, TF_ForwardInputOrAllocateOutput(r->context, &from, may, index, &count, 1,
+                                                   &forwarded, r->status));
+}
+
+static void begin(run *r, TF_OpKernelContext *context, void *self) {
+    (void)self;
+    r->context = context, r->status = TF_NewStatus(), r->count = 0;
+}
+
+static void end(run *r) {
+    while (r->count) TF_DeleteTensor(r->held[--r->count]);
+    if (failed(r)) TF_OpKernelContext_Failure(r->context, r->status);
+    TF_DeleteStatus(r->status);
+}
+
+static void judge(run *r, int state) {
+    if (state != GRADCOMP_DONE)
+        fail(r, TF_RESOURCE_EXHAUSTED, "gradcomp: no memory for the codes of one block");
+}
+
+/* x, key, job, numbers, tables to payload, error */
+static void compute_encode(void *self, TF_OpKernelContext *context) {
+    run r;
+    begin(&r, context, self);
+    const int64_t *key = input(&r, 1, 2 * sizeof *key);
+    const int64_t *job = input(&r, 2, SETTINGS * sizeof *job);
+    const double *numbers = input(&r, 3, 0);
+    const float *tables = input(&r, 4, 0);
+    if (!failed(&r)) {
+        const int64_t bytes = job[NUMEL] * (int64_t)sizeof(float);
+        /* Before the input is held, since then it has one more reader. */
+        float *error = reused(&r, 0, 1, job[FLAG] ? job[NUMEL] : 0, (int)job[FLAG]);
+        const float *source = input(&r, 0, bytes);
+        uint8_t *payload = output(&r, 0, job[BYTES]);
+        if (job[FLAG] && error != source) advised(error, bytes);
+        if (!failed(&r)) {
+            const encode_call call = {
+                .source = job[FLAG] && error != source ? source : NULL,
+                .x = job[FLAG] ? error : (float *)(uintptr_t)source, /* then it is only read */
+                .payload = payload,
+                .nbytes = job[BYTES],
+                .spans = (const span *)(const void *)(job + SETTINGS),
+                .count = job[SPANS],
+                .numbers = numbers,
+                .tables = tables,
+                .kernel = (int32_t)job[KERNEL],
+                .threads = (int32_t)job[THREADS],
+                .low = (uint32_t)key[0],
+                .high = (uint32_t)key[1],
+                .bits = (int32_t)job[BITS],
+                .headers = (int32_t)job[HEADERS],
+                .want_error = (int32_t)job[FLAG],
+            };
+            judge(&r, kernels.encode(&call));
+        }
+    }
+    end(&r);
+}
+
+/* scale, job, numbers, tables, payloads to the scaled sum */
+static void compute_decode(void *self, TF_OpKernelContext *context) {
+    const uint8_t *payloads[MOST_PAYLOADS];
+    const int number = TF_NumInputs(context) - 4;
+    run r;
+    begin(&r, context, self);
+    if (number > MOST_PAYLOADS) fail(&r, TF_INVALID_ARGUMENT, "gradcomp: too many payloads");
+    const float *scale = input(&r, 0, sizeof *scale);
+    const int64_t *job = input(&r, 1, SETTINGS * sizeof *job);
+    const double *numbers = input(&r, 2, 0);
+    const float *tables = input(&r, 3, 0);
+    for (int i = 0; i < number && !failed(&r); i++) payloads[i] = input(&r, 4 + i, job[BYTES]);
+    float *out = failed(&r) ? NULL : output(&r, 0, job[NUMEL] * (int64_t)sizeof(float));
+    if (!failed(&r)) {
+        const decode_call call = {
+            .out = out,
+            .payloads = payloads,
+            .number = number,
+            .spans = (const span *)(const void *)(job + SETTINGS),
+            .count = job[SPANS],
+            .numbers = numbers,
+            .tables = tables,
+            .kernel = (int32_t)job[KERNEL],
+            .threads = (int32_t)job[THREADS],
+            .scale = *scale,
+            .scaled = (int32_t)job[FLAG],
+            .bits = (int32_t)job[BITS],
+            .headers = (int32_t)job[HEADERS],
+        };
+        judge(&r, kernels.decode(&call));
+    }
+    end(&r);
+}
+
+/* x, (numel, k, limit or -1, rank, stride) to positions */
+static void compute_select(void *self, TF_OpKernelContext *context) {
+    run r;
+    begin(&r, context, self);
+    const int64_t *job = input(&r, 1, 5 * sizeof *job);
+    if (!failed(&r)) {
+        const int64_t numel = job[0], k = job[1], limit = job[2], rank = job[3], stride = job[4];
+        const float *x = input(&r, 0, numel * (int64_t)sizeof *x);
+        int64_t *out = output(&r, 0, k * (int64_t)sizeof *out);
+        if (!failed(&r) && limit < 0) kernels.largest(x, numel, k, rank, stride, out);
+        if (!failed(&r) && limit >= 0)
+            kernels.above(x, numel, (int32_t)limit, k, rank, stride, out);
+    }
+    end(&r);
+}
+
+static int define(const char *name, compute_function *compute, const char *const *attributes,
+                  const char *const *inputs, const char *const *outputs) {
+    TF_Status *status = TF_NewStatus();
+    TF_OpDefinitionBuilder *op = TF_NewOpDefinitionBuilder(name);
+    for (; *attributes; attributes++) TF_OpDefinitionBuilderAddAttr(op, *attributes);
+    for (; *inputs; inputs++) TF_OpDefinitionBuilderAddInput(op, *inputs);
+    for (; *outputs; outputs++) TF_OpDefinitionBuilderAddOutput(op, *outputs);
+    TF_RegisterOpDefinition(op, status);
+    int good = TF_GetCode(status) == TF_OK;
+    if (good) {
+        TF_KernelBuilder *builder = TF_NewKernelBuilder(name, "CPU", NULL, compute, NULL);
+        TF_RegisterKernelBuilder(name, builder, status);
+        good = TF_GetCode(status) == TF_OK;
+    }
+    TF_DeleteStatus(status);
+    return good;
+}
+
+#define LIST(...) ((const char *const[]){__VA_ARGS__, NULL})
+#define SETTINGS_INPUTS "job: int64", "numbers: double", "tables: float"
+
+/* TensorFlow takes for a library's operations what is registered while it is loaded. */
+__attribute__((constructor)) static void define_all(void) {
+    if (!find_tensorflow()) return;
+    (void)(define("GradcompEncode", compute_encode, LIST("T: {uint8, half}"),
+                  LIST("x: float", "key: int64", SETTINGS_INPUTS), LIST("payload: T", "error: float")) &&
+           define("GradcompDecode", compute_decode, LIST("T: {uint8, half}", "N: int >= 1"),
+                  LIST("scale: float", SETTINGS_INPUTS, "payloads: N * T"), LIST("out: float")) &&
+           define("GradcompSelect", compute_select, LIST("T: {float} = DT_FLOAT"),
+                  LIST("x: T", "job: int64"), LIST("positions: int64")));
+}
+
+/* Take the kernels from the library that has them. */
+EXPORT void gradcomp_bind(void *encode, void *decode, void *largest, void *above) {
+    *(void **)&kernels.encode = encode;
+    *(void **)&kernels.decode = decode;
+    *(void **)&kernels.largest = largest;
+    *(void **)&kernels.above = above;
+}
