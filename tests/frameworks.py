@@ -1,6 +1,7 @@
 """Both frameworks behind one small face, so that a test is written once.
 
 torch comes twice: as users have it, with the compiled kernels, and with tensor operations alone.
+TensorFlow comes with the kernels; ``test_native_tensorflow.py`` compares it with its operations.
 A framework or a library that is missing makes its tests fail; nothing is skipped.
 """
 
@@ -149,7 +150,18 @@ class TensorFlow(Framework):
         return [*super().draw(), float(tf.random.uniform(())), float(own)]
 
 
+class PlainTensorFlow(TensorFlow):
+    """Tensor operations alone; not one of the usual paths."""
+
+    path = "tensorflow_plain"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.xp = without_kernels(self.xp)
+
+
 @functools.cache
 def load(path: str) -> Framework:
-    """Return a framework by one of :data:`PATHS`."""
-    return next(cls for cls in (Torch, PlainTorch, TensorFlow) if cls.path == path)()
+    """Return a framework by one of :data:`PATHS`, or "tensorflow_plain"."""
+    classes = (Torch, PlainTorch, TensorFlow, PlainTensorFlow)
+    return next(cls for cls in classes if cls.path == path)()
