@@ -18,6 +18,7 @@ from horovod_gradcomp.core import select
 from horovod_gradcomp.core.codec import Combine
 from horovod_gradcomp.core.kernel import Kernel, elements
 from horovod_gradcomp.core.sparse import Selection
+from horovod_gradcomp.native import pages
 from horovod_gradcomp.ops import tensorflow_kernels
 from tests import checks, frameworks, table
 
@@ -106,6 +107,29 @@ def test_selection():
                 fw.array(select.above(fw.xp, fw.tensor(x), 0x3F800000, k)) for fw in (FAST, PLAIN)
             ]
             np.testing.assert_array_equal(*above)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.3])
+@pytest.mark.parametrize("graph", [False, True])
+def test_large_sums(factor, graph):
+    """In the storage of either addend too, where nobody else reads it."""
+    n = pages.LEAST // 4 + 3
+    a, b = table.values("gaussian", n), table.values("heavy", n)
+
+    def run(a, b):
+        kept = FAST.xp.add_scaled(a, b, factor, None)
+        again = FAST.xp.add_scaled(a * 1.0, b, factor, None)
+        return kept, again, FAST.xp.add_scaled(a, b * 1.0, factor, None)
+
+    traced = tf.function(run, autograph=False)
+    given = FAST.tensor(a), FAST.tensor(b)
+    types = [op.type for op in traced.get_concrete_function(*given).graph.get_operations()]
+    assert types.count("GradcompAdd") == 3
+    for made in (traced if graph else run)(*given):
+        want = TORCH.xp.add_scaled(TORCH.tensor(a), TORCH.tensor(b), factor, None)
+        checks.same_bits(FAST.array(made), TORCH.array(want))
+    for left, right in zip(given, (a, b)):
+        checks.same_bits(FAST.array(left), right)
 
 
 def test_keys_and_scales_that_a_graph_knows():

@@ -2,7 +2,8 @@
 
 Tensors are never overwritten here: names with a trailing underscore return new ones, and the
 runtime reuses the storage of inputs that nobody else reads. TensorFlow's kernels flush
-subnormals, so every decision that a payload depends on is taken on bits or on whole numbers.
+subnormals, so every decision that a payload depends on is taken on bits or on whole numbers. On a
+CPU each operation is a pass over fresh storage; :func:`kernels` need one for all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from ..core.payload import FLAG_BYTES, ITEM_BYTES
+from ..native import pages
 from . import tensorflow_kernels
 
 Tensor = Any
@@ -105,6 +107,8 @@ def add_(a: Tensor, b: Tensor | float) -> Tensor:
 
 def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
     a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
+    if a.shape.rank == 1 and ITEM_BYTES["float32"] * numel(a) >= pages.LEAST and kernels(a, b):
+        return tensorflow_kernels.add(a, b, factor)
     return a + b if factor == 1 else a + scaled(b, factor)
 
 

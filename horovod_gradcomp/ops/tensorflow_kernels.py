@@ -20,7 +20,7 @@ from ..core.kernel import SPAN, Kernel
 
 Tensor = Any
 
-_NAMES = ("gradcomp_encode", "gradcomp_decode", "gradcomp_select")
+_NAMES = ("gradcomp_encode", "gradcomp_decode", "gradcomp_select", "gradcomp_add")
 _DTYPES = {"uint8": tf.uint8, "float16": tf.float16}
 
 
@@ -54,7 +54,7 @@ def _operations() -> tuple[Any, str]:
     ctypes.CDLL(str(path)).gradcomp_bind(
         *(
             ctypes.cast(getattr(kernels, f"gradcomp_{name}"), ctypes.c_void_p)
-            for name in ("encode", "decode", "largest", "above")
+            for name in ("encode", "decode", "largest", "above", "add")
         )
     )
     return made, ""
@@ -104,6 +104,17 @@ def above(x: Tensor, bits: int, k: int, rank: int, stride: int) -> Tensor:
     positions = _operations()[0].gradcomp_select(x, job)
     positions.set_shape([k])
     return positions
+
+
+def add(a: Tensor, b: Tensor, factor: Any) -> Tensor:
+    """Return ``a + factor * b`` of flat float32 tensors, in huge pages where it takes fresh ones.
+
+    Which TensorFlow does not ask for, so that its own addition spends most of its time on faults.
+    """
+    job = tf.constant([a.shape.num_elements(), _threads()], tf.int64)
+    out = _operations()[0].gradcomp_add(a, b, tf.cast(factor, tf.float32), job)
+    out.set_shape(a.shape)
+    return out
 
 
 def _settings(

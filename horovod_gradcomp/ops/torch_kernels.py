@@ -27,6 +27,11 @@ def apply(tensors: Sequence[Tensor]) -> bool:
     return native.available()
 
 
+def reason() -> str:
+    """Return in one line why the kernels are not available; empty where they are."""
+    return native.reason()
+
+
 def fresh(shape: int | torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
     """Return storage to fill; on a CPU with huge pages, whose faults cost half as much."""
     x = torch.empty(shape, dtype=dtype, device=like.device)

@@ -26,6 +26,7 @@ static struct {
     int (*decode)(const decode_call *);
     void (*largest)(const float *, int64_t, int64_t, int64_t, int64_t, int64_t *);
     void (*above)(const float *, int64_t, int32_t, int64_t, int64_t, int64_t, int64_t *);
+    void (*add)(const float *, const float *, float, float *, int64_t, int32_t);
 } kernels;
 
 /* An operation that runs, and the tensors that it must let go of. */
@@ -83,11 +84,15 @@ static void *output(run *r, int index, int64_t bytes) {
     return advised(values, bytes);
 }
 
-/* An output in the storage of an input that nobody else reads, if it may be, else a fresh one. */
-static float *reused(run *r, int from, int index, int64_t count, int may) {
-    int forwarded;
-    return hold(r, TF_ForwardInputOrAllocateOutput(r->context, &from, may, index, &count, 1,
-                                                   &forwarded, r->status));
+/* An output in the storage of one of the first inputs, if nobody else reads that, else a fresh one.
+ * To be asked for before these are held, since then they have one more reader. */
+static float *reused(run *r, int inputs, int index, int64_t count) {
+    static const int first[] = {0, 1};
+    int from = -1;
+    if (failed(r)) return NULL;
+    float *values = hold(r, TF_ForwardInputOrAllocateOutput(r->context, first, inputs, index,
+                                                            &count, 1, &from, r->status));
+    return from < 0 ? advised(values, count * (int64_t)sizeof *values) : values;
 }
 
 static void begin(run *r, TF_OpKernelContext *context, void *self) {
@@ -116,11 +121,9 @@ static void compute_encode(void *self, TF_OpKernelContext *context) {
     const float *tables = input(&r, 4, 0);
     if (!failed(&r)) {
         const int64_t bytes = job[NUMEL] * (int64_t)sizeof(float);
-        /* Before the input is held, since then it has one more reader. */
-        float *error = reused(&r, 0, 1, job[FLAG] ? job[NUMEL] : 0, (int)job[FLAG]);
+        float *error = reused(&r, job[FLAG] ? 1 : 0, 1, job[FLAG] ? job[NUMEL] : 0);
         const float *source = input(&r, 0, bytes);
         uint8_t *payload = output(&r, 0, job[BYTES]);
-        if (job[FLAG] && error != source) advised(error, bytes);
         if (!failed(&r)) {
             const encode_call call = {
                 .source = job[FLAG] && error != source ? source : NULL,
@@ -195,6 +198,21 @@ static void compute_select(void *self, TF_OpKernelContext *context) {
     end(&r);
 }
 
+/* a, b, factor, (numel, threads) to a + factor * b */
+static void compute_add(void *self, TF_OpKernelContext *context) {
+    run r;
+    begin(&r, context, self);
+    const float *factor = input(&r, 2, sizeof *factor);
+    const int64_t *job = input(&r, 3, 2 * sizeof *job);
+    if (!failed(&r)) {
+        float *out = reused(&r, 2, 0, job[0]);
+        const int64_t bytes = job[0] * (int64_t)sizeof *out;
+        const float *a = input(&r, 0, bytes), *b = input(&r, 1, bytes);
+        if (!failed(&r)) kernels.add(a, b, *factor, out, job[0], (int32_t)job[1]);
+    }
+    end(&r);
+}
+
 static int define(const char *name, compute_function *compute, const char *const *attributes,
                   const char *const *inputs, const char *const *outputs) {
     TF_Status *status = TF_NewStatus();
@@ -223,14 +241,17 @@ __attribute__((constructor)) static void define_all(void) {
                   LIST("x: float", "key: int64", SETTINGS_INPUTS), LIST("payload: T", "error: float")) &&
            define("GradcompDecode", compute_decode, LIST("T: {uint8, half}", "N: int >= 1"),
                   LIST("scale: float", SETTINGS_INPUTS, "payloads: N * T"), LIST("out: float")) &&
-           define("GradcompSelect", compute_select, LIST("T: {float} = DT_FLOAT"),
-                  LIST("x: T", "job: int64"), LIST("positions: int64")));
+           define("GradcompSelect", compute_select, LIST(NULL),
+                  LIST("x: float", "job: int64"), LIST("positions: int64")) &&
+           define("GradcompAdd", compute_add, LIST(NULL),
+                  LIST("a: float", "b: float", "factor: float", "job: int64"), LIST("out: float")));
 }
 
 /* Take the kernels from the library that has them. */
-EXPORT void gradcomp_bind(void *encode, void *decode, void *largest, void *above) {
+EXPORT void gradcomp_bind(void *encode, void *decode, void *largest, void *above, void *add) {
     *(void **)&kernels.encode = encode;
     *(void **)&kernels.decode = decode;
     *(void **)&kernels.largest = largest;
     *(void **)&kernels.above = above;
+    *(void **)&kernels.add = add;
 }
