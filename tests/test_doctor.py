@@ -58,7 +58,9 @@ def test_no_kernels(machine, monkeypatch):
 def test_kernels_that_one_framework_cannot_call(machine):
     why = "_tensorflow.so finds no C interface in TensorFlow 2.99"
     machine["tensorflow"] = {**BUILT, "kernels": why}
-    assert "pip install" in found(f"compiled kernels in tensorflow: not in use: {why}", DOUBTFUL).fix
+    assert (
+        "pip install" in found(f"compiled kernels in tensorflow: not in use: {why}", DOUBTFUL).fix
+    )
 
 
 def test_another_horovod(machine, monkeypatch):

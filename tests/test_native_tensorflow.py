@@ -109,27 +109,45 @@ def test_selection():
             np.testing.assert_array_equal(*above)
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.3])
 @pytest.mark.parametrize("graph", [False, True])
-def test_large_sums(factor, graph):
-    """In the storage of either addend too, where nobody else reads it."""
-    n = pages.LEAST // 4 + 3
-    a, b = table.values("gaussian", n), table.values("heavy", n)
+def test_large_scatters(graph):
+    """Also in the storage of what is written to, where nobody else reads it."""
+    n, few = pages.LEAST // 4 + 3, 1000
+    x, values = table.values("gaussian", n), table.values("heavy", few)
+    where = np.sort(table.rng(0).permutation(n)[:few])
+    twice = np.sort(np.append(where[::2], where[::2]))
 
-    def run(a, b):
-        kept = FAST.xp.add_scaled(a, b, factor, None)
-        again = FAST.xp.add_scaled(a * 1.0, b, factor, None)
-        return kept, again, FAST.xp.add_scaled(a, b * 1.0, factor, None)
+    def run(xp, x, values, where, twice):
+        own = xp.add(x, 1.0)
+        zeros = [xp.zeros(n, "float32", x) for _ in range(2)]
+        return (
+            xp.put_(xp.copy(x), where, values),
+            xp.put_(own, where, values),
+            *(xp.add_at_(z, twice, values) for z in zeros),
+            xp.zeros(n, "float32", x),
+        )
 
-    traced = tf.function(run, autograph=False)
-    given = FAST.tensor(a), FAST.tensor(b)
+    def with_kernels(*given):
+        return run(FAST.xp, *given)
+
+    arrays = (x, values, where, twice)
+    given = [FAST.tensor(each) for each in arrays]
+    traced = tf.function(with_kernels, autograph=False)
     types = [op.type for op in traced.get_concrete_function(*given).graph.get_operations()]
-    assert types.count("GradcompAdd") == 3
-    for made in (traced if graph else run)(*given):
-        want = TORCH.xp.add_scaled(TORCH.tensor(a), TORCH.tensor(b), factor, None)
-        checks.same_bits(FAST.array(made), TORCH.array(want))
-    for left, right in zip(given, (a, b)):
+    assert [types.count(f"Gradcomp{name}") for name in ("Scatter", "Zeros")] == [4, 3]
+    made = (traced if graph else with_kernels)(*given)
+    wanted = run(TORCH.xp, *map(TORCH.tensor, arrays))
+    for got, want in zip(made, wanted):
+        checks.same_bits(FAST.array(got), TORCH.array(want))
+    for left, right in zip(given, arrays):
         checks.same_bits(FAST.array(left), right)
+
+
+def test_positions_that_are_out_of_range():
+    n = pages.LEAST // 4
+    for bad in (-1, n):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="a position is out of range"):
+            FAST.xp.put_(tf.ones(n), tf.constant([bad], tf.int64), tf.ones(1))
 
 
 def test_keys_and_scales_that_a_graph_knows():

@@ -184,32 +184,13 @@ EXPORT void gradcomp_above(const float *x, int64_t count, int32_t limit, int64_t
     }
 }
 
-typedef struct {
-    const float *a;
-    const float *b;
-    float *out;
-    float factor;
-} add_call;
-
-static int add_part(const void *given, int64_t first, int64_t last) {
-    const add_call *call = given;
-    const float *a = call->a, *b = call->b, factor = call->factor;
-    float *out = call->out;
-    if (factor == 1.0f) {
-        /* out may be a or b, element for element. */
-#pragma GCC ivdep
-        for (int64_t i = first; i < last; i++) out[i] = a[i] + b[i];
-    } else {
-#pragma GCC ivdep
-        for (int64_t i = first; i < last; i++) out[i] = a[i] + b[i] * factor;
+/* Replaces the values at positions, or adds to them where that is wanted, in their order. */
+EXPORT int gradcomp_scatter(float *x, int64_t numel, const int64_t *positions, const float *values,
+                            int64_t count, int add) {
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t at = positions[i];
+        if (at < 0 || at >= numel) return GRADCOMP_OUT_OF_RANGE;
+        x[at] = add ? x[at] + values[i] : values[i];
     }
     return GRADCOMP_DONE;
-}
-
-/* out = a + factor * b, rounded twice. */
-EXPORT void gradcomp_add(const float *a, const float *b, float factor, float *out, int64_t count,
-                         int32_t threads) {
-    const add_call call = {a, b, out, factor};
-    const span all = {.rows = count, .width = 1};
-    (void)run_parts(add_part, &call, &all, 1, threads);
 }

@@ -21,6 +21,7 @@
 
 #define GRADCOMP_DONE 0
 #define GRADCOMP_NO_MEMORY 1
+#define GRADCOMP_OUT_OF_RANGE 2
 
 /* Rows of equal width: where they lie in a flat input and, in bytes, in a payload. */
 typedef struct {

@@ -15,7 +15,6 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from ..core.payload import FLAG_BYTES, ITEM_BYTES
-from ..native import pages
 from . import tensorflow_kernels
 
 Tensor = Any
@@ -47,6 +46,8 @@ def arange(start: int, count: int, dtype: str, like: Tensor) -> Tensor:
 
 
 def zeros(count: int, dtype: str, like: Tensor) -> Tensor:
+    if dtype == "float32" and tensorflow_kernels.large(count) and kernels(like):
+        return tensorflow_kernels.zeros(count, like)
     return tf.zeros([count], DTYPES[dtype])
 
 
@@ -107,8 +108,6 @@ def add_(a: Tensor, b: Tensor | float) -> Tensor:
 
 def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
     a, b = tf.cast(a, tf.float32), tf.cast(b, tf.float32)
-    if a.shape.rank == 1 and ITEM_BYTES["float32"] * numel(a) >= pages.LEAST and kernels(a, b):
-        return tensorflow_kernels.add(a, b, factor)
     return a + b if factor == 1 else a + scaled(b, factor)
 
 
@@ -359,6 +358,8 @@ def take(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def put_(x: Tensor, positions: Tensor, values: Tensor) -> Tensor:
+    if tensorflow_kernels.worth(x) and kernels(x):
+        return tensorflow_kernels.scatter(x, positions, values, add=False)
     return tf.tensor_scatter_nd_update(x, positions[:, tf.newaxis], values)
 
 
@@ -368,6 +369,8 @@ def mark(count: int, positions: Tensor) -> Tensor:
 
 
 def add_at_(x: Tensor, positions: Tensor, values: Tensor) -> Tensor:
+    if tensorflow_kernels.worth(x) and kernels(x):
+        return tensorflow_kernels.scatter(x, positions, values, add=True)
     return tf.tensor_scatter_nd_add(x, positions[:, tf.newaxis], values)
 
 

@@ -17,10 +17,11 @@ import tensorflow as tf
 
 from .. import native
 from ..core.kernel import SPAN, Kernel
+from ..native import pages
 
 Tensor = Any
 
-_NAMES = ("gradcomp_encode", "gradcomp_decode", "gradcomp_select", "gradcomp_add")
+_NAMES = ("encode", "decode", "select", "scatter", "zeros")
 _DTYPES = {"uint8": tf.uint8, "float16": tf.float16}
 
 
@@ -48,13 +49,13 @@ def _operations() -> tuple[Any, str]:
         made = tf.load_op_library(str(path))
     except (tf.errors.OpError, OSError, RuntimeError) as error:
         return None, f"{path} cannot be loaded: {error}"
-    if not all(hasattr(made, name) for name in _NAMES):
+    if not all(hasattr(made, f"gradcomp_{name}") for name in _NAMES):
         return None, f"{path} finds no C interface in TensorFlow {tf.__version__}"
     kernels = native.loaded()[0]
     ctypes.CDLL(str(path)).gradcomp_bind(
         *(
             ctypes.cast(getattr(kernels, f"gradcomp_{name}"), ctypes.c_void_p)
-            for name in ("encode", "decode", "largest", "above", "add")
+            for name in ("encode", "decode", "largest", "above", "scatter")
         )
     )
     return made, ""
@@ -106,14 +107,33 @@ def above(x: Tensor, bits: int, k: int, rank: int, stride: int) -> Tensor:
     return positions
 
 
-def add(a: Tensor, b: Tensor, factor: Any) -> Tensor:
-    """Return ``a + factor * b`` of flat float32 tensors, in huge pages where it takes fresh ones.
+def large(count: int) -> bool:
+    """Return whether so many float32 are worth what follows here, in place of TensorFlow's own."""
+    return tf.float32.size * count >= pages.LEAST
 
-    Which TensorFlow does not ask for, so that its own addition spends most of its time on faults.
+
+def worth(x: Tensor) -> bool:
+    """Return whether a tensor is flat float32 and large."""
+    count = x.shape.num_elements() if x.dtype == tf.float32 and x.shape.rank == 1 else None
+    return count is not None and large(count)
+
+
+def scatter(x: Tensor, positions: Tensor, values: Tensor, *, add: bool) -> Tensor:
+    """Return ``x`` with values at positions, or with values added there in their order.
+
+    Takes the storage of ``x`` where nobody else reads it; TensorFlow's own, too, but at some 100 ns
+    a position.
     """
-    job = tf.constant([a.shape.num_elements(), _threads()], tf.int64)
-    out = _operations()[0].gradcomp_add(a, b, tf.cast(factor, tf.float32), job)
-    out.set_shape(a.shape)
+    job = tf.constant([x.shape.num_elements(), values.shape.num_elements(), int(add)], tf.int64)
+    out = _operations()[0].gradcomp_scatter(x, positions, values, job)
+    out.set_shape(x.shape)
+    return out
+
+
+def zeros(count: int, like: Tensor) -> Tensor:
+    """Return float32 zeros in fresh storage, which a graph does not hold between steps."""
+    out = _operations()[0].gradcomp_zeros(like, tf.constant([count], tf.int64))
+    out.set_shape([count])
     return out
 
 

@@ -10,6 +10,7 @@
 
 #include "api.h"
 
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -26,7 +27,7 @@ static struct {
     int (*decode)(const decode_call *);
     void (*largest)(const float *, int64_t, int64_t, int64_t, int64_t, int64_t *);
     void (*above)(const float *, int64_t, int32_t, int64_t, int64_t, int64_t, int64_t *);
-    void (*add)(const float *, const float *, float, float *, int64_t, int32_t);
+    int (*scatter)(float *, int64_t, const int64_t *, const float *, int64_t, int);
 } kernels;
 
 /* An operation that runs, and the tensors that it must let go of. */
@@ -84,14 +85,14 @@ static void *output(run *r, int index, int64_t bytes) {
     return advised(values, bytes);
 }
 
-/* An output in the storage of one of the first inputs, if nobody else reads that, else a fresh one.
- * To be asked for before these are held, since then they have one more reader. */
-static float *reused(run *r, int inputs, int index, int64_t count) {
-    static const int first[] = {0, 1};
+/* An output in the storage of the first input, where that may be and nobody else reads it, else a
+ * fresh one. To be asked for before that is held, since then it has one more reader. */
+static float *reused(run *r, int may, int index, int64_t count) {
+    const int first = 0;
     int from = -1;
     if (failed(r)) return NULL;
-    float *values = hold(r, TF_ForwardInputOrAllocateOutput(r->context, first, inputs, index,
-                                                            &count, 1, &from, r->status));
+    float *values = hold(r, TF_ForwardInputOrAllocateOutput(r->context, &first, may, index, &count,
+                                                            1, &from, r->status));
     return from < 0 ? advised(values, count * (int64_t)sizeof *values) : values;
 }
 
@@ -107,7 +108,9 @@ static void end(run *r) {
 }
 
 static void judge(run *r, int state) {
-    if (state != GRADCOMP_DONE)
+    if (state == GRADCOMP_OUT_OF_RANGE)
+        fail(r, TF_INVALID_ARGUMENT, "gradcomp: a position is out of range");
+    else if (state != GRADCOMP_DONE)
         fail(r, TF_RESOURCE_EXHAUSTED, "gradcomp: no memory for the codes of one block");
 }
 
@@ -198,17 +201,34 @@ static void compute_select(void *self, TF_OpKernelContext *context) {
     end(&r);
 }
 
-/* a, b, factor, (numel, threads) to a + factor * b */
-static void compute_add(void *self, TF_OpKernelContext *context) {
+/* x, positions, values, (numel, count, whether to add) to x with values at positions */
+static void compute_scatter(void *self, TF_OpKernelContext *context) {
     run r;
     begin(&r, context, self);
-    const float *factor = input(&r, 2, sizeof *factor);
-    const int64_t *job = input(&r, 3, 2 * sizeof *job);
+    const int64_t *job = input(&r, 3, 3 * sizeof *job);
     if (!failed(&r)) {
-        float *out = reused(&r, 2, 0, job[0]);
-        const int64_t bytes = job[0] * (int64_t)sizeof *out;
-        const float *a = input(&r, 0, bytes), *b = input(&r, 1, bytes);
-        if (!failed(&r)) kernels.add(a, b, *factor, out, job[0], (int32_t)job[1]);
+        float *out = reused(&r, 1, 0, job[0]);
+        const size_t bytes = (size_t)job[0] * sizeof *out;
+        const float *x = input(&r, 0, (int64_t)bytes);
+        const int64_t *positions = input(&r, 1, job[1] * (int64_t)sizeof *positions);
+        const float *values = input(&r, 2, job[1] * (int64_t)sizeof *values);
+        if (!failed(&r)) {
+            if (out != x) memcpy(out, x, bytes);
+            judge(&r, kernels.scatter(out, job[0], positions, values, job[1], (int)job[2]));
+        }
+    }
+    end(&r);
+}
+
+/* like, (numel) to zeros; what they are like only keeps a graph from holding them as a constant */
+static void compute_zeros(void *self, TF_OpKernelContext *context) {
+    run r;
+    begin(&r, context, self);
+    const int64_t *job = input(&r, 1, sizeof *job);
+    if (!failed(&r)) {
+        const int64_t bytes = job[0] * (int64_t)sizeof(float);
+        float *out = output(&r, 0, bytes);
+        if (!failed(&r)) memset(out, 0, (size_t)bytes);
     }
     end(&r);
 }
@@ -243,15 +263,18 @@ __attribute__((constructor)) static void define_all(void) {
                   LIST("scale: float", SETTINGS_INPUTS, "payloads: N * T"), LIST("out: float")) &&
            define("GradcompSelect", compute_select, LIST(NULL),
                   LIST("x: float", "job: int64"), LIST("positions: int64")) &&
-           define("GradcompAdd", compute_add, LIST(NULL),
-                  LIST("a: float", "b: float", "factor: float", "job: int64"), LIST("out: float")));
+           define("GradcompScatter", compute_scatter, LIST(NULL),
+                  LIST("x: float", "positions: int64", "values: float", "job: int64"),
+                  LIST("out: float")) &&
+           define("GradcompZeros", compute_zeros, LIST("T: type"), LIST("like: T", "job: int64"),
+                  LIST("out: float")));
 }
 
 /* Take the kernels from the library that has them. */
-EXPORT void gradcomp_bind(void *encode, void *decode, void *largest, void *above, void *add) {
+EXPORT void gradcomp_bind(void *encode, void *decode, void *largest, void *above, void *scatter) {
     *(void **)&kernels.encode = encode;
     *(void **)&kernels.decode = decode;
     *(void **)&kernels.largest = largest;
     *(void **)&kernels.above = above;
-    *(void **)&kernels.add = add;
+    *(void **)&kernels.scatter = scatter;
 }
