@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import random
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,17 @@ PATHS = ("torch", "torch_plain", "tensorflow")
 def without_kernels(xp: Any, **replaced: Any) -> Any:
     """Return operations without compiled kernels, some of them others."""
     return SimpleNamespace(**{**vars(xp), "kernels": lambda *tensors: None, **replaced})
+
+
+def rebound(module: Any, **replaced: Any) -> Any:
+    """Return a module's functions with some of the names that they use replaced."""
+    names = {**vars(module), **replaced}
+    made = {}
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and name not in replaced:
+            made[name] = FunctionType(value.__code__, names, name, value.__defaults__)
+            made[name].__kwdefaults__ = value.__kwdefaults__
+    return SimpleNamespace(**made)
 
 
 class Framework:
