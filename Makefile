@@ -29,7 +29,7 @@ CONVERGENCE := examples/convergence.py
 TEST := -m pytest tests
 SCRIPTS := docker/*.sh docker/image/*.sh tests/gpu/*.sh .ci/run
 DOCKERFILES := docker/cpu.Dockerfile docker/nccl.Dockerfile
-KERNELS := $(wildcard horovod_gradcomp/native/*.[ch])
+KERNELS := $(wildcard horovod_gradcomp/native/*.[ch] horovod_gradcomp/native/*/*.[ch])
 
 BIN := $(abspath $(VENV))/bin
 MADE := $(VENV)/.made
@@ -157,7 +157,7 @@ lint: env
 	$(SAY) 'lint: types'
 	mypy --strict --no-error-summary horovod_gradcomp
 	$(SAY) 'lint: kernels'
-	for source in horovod_gradcomp/native/*.c; do
+	for source in $(filter %.c,$(KERNELS)); do
 	    cc -std=c11 -O2 -Wall -Wextra -Wshadow -Wconversion -Werror -pedantic -c -o /dev/null "$$source"
 	done
 	$(SAY) 'lint: scripts'

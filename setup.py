@@ -28,24 +28,35 @@ def read_version() -> str:
 
 
 NATIVE = Path("horovod_gradcomp", "native")
-KERNELS = Extension(
-    "horovod_gradcomp.native._kernels",
-    sources=sorted(path.relative_to(HERE).as_posix() for path in (HERE / NATIVE).glob("*.c")),
-    depends=sorted(path.relative_to(HERE).as_posix() for path in (HERE / NATIVE).glob("*.h")),
-    extra_compile_args=[
-        "-std=c11",
-        "-O3",
-        # The bits of the tensor operations: no multiply-and-add in one rounding.
-        "-ffp-contract=off",
-        "-fno-fast-math",
-        # Neither changes a value; loops over comparisons and roots need them.
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-fvisibility=hidden",
-    ],
-    libraries=["m"],
-    optional=True,
-)
+
+
+def extension(name, folder, libraries):
+    """Return what builds the C sources of a folder; no library among them is Python's."""
+
+    def paths(ending):
+        found = (HERE / NATIVE / folder).glob(ending)
+        return sorted(path.relative_to(HERE).as_posix() for path in found)
+
+    return Extension(
+        f"horovod_gradcomp.native.{name}",
+        sources=paths("*.c"),
+        depends=[*paths("*.h"), (NATIVE / "kernels.h").as_posix()],
+        extra_compile_args=[
+            "-std=c11",
+            "-O3",
+            "-pthread",
+            # The bits of the tensor operations: no multiply-and-add in one rounding.
+            "-ffp-contract=off",
+            "-fno-fast-math",
+            # Neither changes a value; loops over comparisons and roots need them.
+            "-fno-math-errno",
+            "-fno-trapping-math",
+            "-fvisibility=hidden",
+        ],
+        extra_link_args=["-pthread"],
+        libraries=libraries,
+        optional=True,
+    )
 
 
 class BuildKernels(build_ext):
@@ -86,7 +97,10 @@ setup(
     ],
     packages=find_packages(include=["horovod_gradcomp", "horovod_gradcomp.*"]),
     package_data={"horovod_gradcomp": ["py.typed", "cli/*.json"]},
-    ext_modules=[KERNELS],
+    ext_modules=[
+        extension("_kernels", "", ["m"]),
+        extension("_tensorflow", "tensorflow", ["dl"]),
+    ],
     cmdclass={"build_ext": BuildKernels},
     zip_safe=False,
     python_requires=">=3.9",

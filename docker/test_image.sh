@@ -74,6 +74,8 @@ no_secrets() {
 
 kernels() { python -c 'from horovod_gradcomp import native as n; assert n.available(), n.reason(); print(n.level())'; }
 
+kernels_of() { python -c "from horovod_gradcomp.ops.$1_kernels import reason; assert not reason(), reason()"; }
+
 # ------------------------------------------------------------------ Horovod
 
 has_torch() { python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)'; }
@@ -158,6 +160,7 @@ fi
 
 for framework in torch tensorflow; do
     "has_$framework" || continue
+    check "$framework, compiled kernels" kernels_of $framework
     check "$framework, 2 ranks, horovodrun --gloo" horovodrun --gloo -np 2 -H localhost:2 python sums.py $framework
     check "$framework, 2 ranks, horovodrun --mpi" horovodrun --mpi -np 2 -H localhost:2 python sums.py $framework
     check "$framework, 2 ranks, mpirun" mpirun -np 2 --oversubscribe python sums.py $framework

@@ -1,6 +1,7 @@
 """Both frameworks behind one small face, so that a test is written once.
 
 torch comes twice: as users have it, with the compiled kernels, and with tensor operations alone.
+TensorFlow comes with the kernels; ``test_native_tensorflow.py`` compares it with its operations.
 A framework or a library that is missing makes its tests fail; nothing is skipped.
 """
 
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import random
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,17 @@ PATHS = ("torch", "torch_plain", "tensorflow")
 def without_kernels(xp: Any, **replaced: Any) -> Any:
     """Return operations without compiled kernels, some of them others."""
     return SimpleNamespace(**{**vars(xp), "kernels": lambda *tensors: None, **replaced})
+
+
+def rebound(module: Any, **replaced: Any) -> Any:
+    """Return a module's functions with some of the names that they use replaced."""
+    names = {**vars(module), **replaced}
+    made = {}
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and name not in replaced:
+            made[name] = FunctionType(value.__code__, names, name, value.__defaults__)
+            made[name].__kwdefaults__ = value.__kwdefaults__
+    return SimpleNamespace(**made)
 
 
 class Framework:
@@ -149,7 +162,18 @@ class TensorFlow(Framework):
         return [*super().draw(), float(tf.random.uniform(())), float(own)]
 
 
+class PlainTensorFlow(TensorFlow):
+    """Tensor operations alone; not one of the usual paths."""
+
+    path = "tensorflow_plain"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.xp = without_kernels(self.xp)
+
+
 @functools.cache
 def load(path: str) -> Framework:
-    """Return a framework by one of :data:`PATHS`."""
-    return next(cls for cls in (Torch, PlainTorch, TensorFlow) if cls.path == path)()
+    """Return a framework by one of :data:`PATHS`, or "tensorflow_plain"."""
+    classes = (Torch, PlainTorch, TensorFlow, PlainTensorFlow)
+    return next(cls for cls in classes if cls.path == path)()

@@ -15,6 +15,7 @@ from horovod_gradcomp.core.codec import Combine
 from horovod_gradcomp.core.exchange import Reply
 from horovod_gradcomp.core.memory import NoMemory
 from horovod_gradcomp.core.payload import FLAG_BYTES
+from horovod_gradcomp.ops import torch_kernels
 from tests import frameworks, table
 
 NAME = "layer.weight"
@@ -121,8 +122,10 @@ class Guards:
         self.xp = fw.xp
         if fw.name == "torch":
             made = {"empty": self._empty, "zeros": self._zeros}
-            plain = fw.xp.kernels if fw.path == "torch" else lambda *tensors: None
-            self.xp = frameworks.without_kernels(fw.xp, kernels=plain, **made)
+            if fw.path == "torch":
+                kernels = frameworks.rebound(torch_kernels, fresh=self._fresh)
+                made["kernels"] = lambda *tensors: kernels if fw.xp.kernels(*tensors) else None
+            self.xp = frameworks.without_kernels(fw.xp, **made)
 
     def around(self, data):
         """Return the bytes of an array, guarded."""
@@ -137,6 +140,9 @@ class Guards:
         whole = self._fw.tensor(np.full(nbytes + 2 * GUARD, CANARY, np.uint8))
         self._wholes.append((whole, None))
         return whole[GUARD : GUARD + nbytes].view(getattr(self._fw.framework, dtype))
+
+    def _fresh(self, count, dtype, like):
+        return self._empty(count, like, str(dtype).partition(".")[2])
 
     def _zeros(self, count, dtype, like):
         return self._empty(count, like, dtype).zero_()

@@ -55,6 +55,14 @@ def test_no_kernels(machine, monkeypatch):
     assert found("compiled kernels", DOUBTFUL).fix == f"unset {native.SWITCH}"
 
 
+def test_kernels_that_one_framework_cannot_call(machine):
+    why = "_tensorflow.so finds no C interface in TensorFlow 2.99"
+    machine["tensorflow"] = {**BUILT, "kernels": why}
+    assert (
+        "pip install" in found(f"compiled kernels in tensorflow: not in use: {why}", DOUBTFUL).fix
+    )
+
+
 def test_another_horovod(machine, monkeypatch):
     monkeypatch.setattr(checks.importlib.metadata, "version", lambda _: "0.27.0")
     assert "install_horovod.sh" in found("0.27.0", DOUBTFUL).fix

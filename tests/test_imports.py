@@ -152,7 +152,7 @@ def allowed(path):
     """Return the frameworks that a file may import."""
     folder, _, rest = place(path).partition("/")
     if folder == "ops":
-        return {rest.partition(".")[0]}
+        return {rest.partition(".")[0].partition("_")[0]}
     if place(path) == "keras/on_torch.py":
         return {"torch", "horovod"}
     return {

@@ -17,6 +17,7 @@ from horovod_gradcomp.codecs.natural import Natural
 from horovod_gradcomp.core import select
 from horovod_gradcomp.core.codec import Combine
 from horovod_gradcomp.native import pages
+from horovod_gradcomp.ops import torch_kernels
 from tests import checks, frameworks, table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,20 +44,16 @@ def test_the_library_is_here():
     assert native.available(), native.reason()
     assert BEST in LEVELS
     assert "base" in LEVELS
-    assert isinstance(FAST.xp.kernels(FAST.tensor(np.ones(3, np.float32))), native.Kernels)
+    assert FAST.xp.kernels(FAST.tensor(np.ones(3, np.float32))) is torch_kernels
 
 
 # The same bits --------------------------------------------------------------------------------
 
 
-def pair(label, shapes, kind, *, threads=1):
+def pair(label, shapes, kind):
     """Return one case with the kernels and one without."""
-    values = table.values(kind, table.numel(shapes))
-    fast = frameworks.load("torch")
-    if threads > 1:
-        fast = type(fast)()
-        fast.xp = frameworks.without_kernels(fast.xp, kernels=lambda *_: native.Kernels(threads))
-    return [checks.Case(fw, table.FORMS[label], values, table.call(shapes)) for fw in (fast, PLAIN)]
+    values, call = table.values(kind, table.numel(shapes)), table.call(shapes)
+    return [checks.Case(fw, table.FORMS[label], values, call) for fw in (FAST, PLAIN)]
 
 
 def kernels_agree(fast, plain):
@@ -91,8 +88,9 @@ def test_bits_on_every_level(label, level):
 
 
 @FORMS
-def test_bits_on_several_threads(label):
-    kernels_agree(*pair(label, table.split(1_100_003), "heavy", threads=3))
+def test_bits_on_several_threads(label, monkeypatch):
+    monkeypatch.setattr(torch_kernels.torch, "get_num_threads", lambda: 3)
+    kernels_agree(*pair(label, table.split(1_100_003), "heavy"))
 
 
 @pytest.mark.parametrize(
@@ -144,14 +142,27 @@ def magnitudes(x):
 
 def test_more_positions_than_there_is_room_for(level):
     x = np.where(np.arange(1000) % 3, 1.0, -2.0).astype(np.float32)
-    limit, want = int(magnitudes(np.float32([1.5]))[0]), np.arange(0, 1000, 3)
-    for room in (0, 1, 31, 64, 333, 334, 335, 5000):
-        found = FAST.tensor(np.full(room + 1, -1))
-        count = native.Kernels(1).above(FAST.tensor(x), limit, found[:room])
-        assert count == min(want.size, room + 1)
-        here = min(want.size, room)
-        np.testing.assert_array_equal(FAST.array(found)[:here], want[:here])
-        assert found[room] == -1, "written beyond the room"
+    limit, every = int(magnitudes(np.float32([1.5]))[0]), np.arange(0, 1000, 3)
+    tensor = FAST.tensor(x)
+    for k in (1, 31, 64, 333, 334, 335, 999, 1000):
+        out = FAST.tensor(np.full(k + 1, -1))
+        native.above(tensor.data_ptr(), x.size, limit, k, 0, 1, out.data_ptr())
+        others = np.setdiff1d(np.arange(1000), every)[: max(k - every.size, 0)]
+        want = np.sort(np.append(every[:k], others))
+        np.testing.assert_array_equal(FAST.array(out)[:k], want)
+        assert out[k] == -1, "written beyond the room"
+
+
+@pytest.mark.parametrize("kind", table.VALUES)
+def test_selection_above_a_limit(kind):
+    for n in (1, 33, 1000, 70_003):
+        x = table.values(kind, n)
+        for k in {1, -(-n // 100), -(-n // 3), n}:
+            for limit in (0, int(np.median(magnitudes(x))), 2**31 - 1):
+                got, want = (
+                    fw.array(select.above(fw.xp, fw.tensor(x), limit, k)) for fw in (FAST, PLAIN)
+                )
+                np.testing.assert_array_equal(got, want)
 
 
 def test_a_full_selection_takes_no_room():
@@ -203,11 +214,8 @@ def test_another_rule_has_no_kernel():
 
 
 def test_a_kernel_that_is_not_there():
-    from horovod_gradcomp.core.kernel import Kernel
-
-    x = FAST.tensor(np.ones((1, 8), np.float32))
     with pytest.raises(LookupError, match="no compiled kernel is called 'new'"):
-        native.Kernels(1).encode(Kernel("new", 8), x, None, x, 0, (0, 0), want_error=False)
+        native.index("new")
 
 
 def run(code, **environment):
@@ -261,7 +269,6 @@ def test_no_library_is_explained(monkeypatch):
 
 FORK = """
 import json, os, torch
-from horovod_gradcomp import native
 from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core.codec import Call
 from horovod_gradcomp.ops import torch as xp
@@ -273,12 +280,12 @@ if child == 0:
     codec.decode(xp, [payload], x.numel(), Call(), scale=1.0)
     os._exit(17)
 _, status = os.waitpid(child, 0)
-print(json.dumps([native._pool.cache_info().currsize, os.waitstatus_to_exitcode(status)]))
+print(json.dumps(os.waitstatus_to_exitcode(status)))
 """
 
 
 def test_threads_after_a_fork():
-    assert run(FORK) == [1, 17]
+    assert run(FORK) == 17
 
 
 def test_an_install_without_a_compiler(tmp_path):

@@ -27,6 +27,7 @@ HOROVOD = "0.28.1"
 FRAMEWORKS = ("torch", "tensorflow")
 _BUILD = "docker/install_horovod.sh of this package's sources builds Horovod for what is installed"
 _FLAGS = {"torch": "HOROVOD_WITH_PYTORCH=1", "tensorflow": "HOROVOD_WITH_TENSORFLOW=1"}
+_COMPILER = "with a C compiler: pip install --force-reinstall --no-deps ."
 _IMPORT_SECONDS = 180
 
 _PROBE = """
@@ -39,6 +40,8 @@ try:
         out[what] = bool(getattr(hvd, what + "_built")())
 except Exception as error:
     out["error"] = f"{{type(error).__name__}}: {{error}}".splitlines()[0]
+from horovod_gradcomp.ops.{name}_kernels import reason
+out["kernels"] = reason()
 print("\\n" + json.dumps(out))
 """
 _KERAS = """
@@ -78,6 +81,7 @@ def examine(timeout: float) -> Iterator[Finding]:
     seen = {name: _probe(_PROBE.format(name=name)) for name in FRAMEWORKS if _installed(name)}
     for name in FRAMEWORKS:
         yield _framework(name, seen.get(name), with_horovod=horovod.state != BAD)
+        yield from _kernels_of(name, seen.get(name, {}))
     ready = [name for name, found in seen.items() if found.get("gloo") or found.get("mpi")]
     if not ready:
         yield Finding("frameworks", BAD, "none that Horovod works with", _BUILD)
@@ -95,10 +99,17 @@ def _installed(package: str) -> bool:
 def _kernels() -> Finding:
     if native.available():
         return Finding("compiled kernels", GOOD, f"in use, {native.level()}")
-    fix = "with a C compiler: pip install --force-reinstall --no-deps ."
+    fix = _COMPILER
     if os.environ.get(native.SWITCH) == "0":
         fix = f"unset {native.SWITCH}"
     return Finding("compiled kernels", DOUBTFUL, f"not in use: {native.reason()}", fix)
+
+
+def _kernels_of(name: str, found: dict[str, Any]) -> Iterator[Finding]:
+    """Yield a finding where the kernels are there and a framework cannot call them."""
+    if native.available() and found.get("kernels"):
+        text = f"not in use: {found['kernels']}"
+        yield Finding(f"compiled kernels in {name}", DOUBTFUL, text, _COMPILER)
 
 
 def _horovod() -> Finding:

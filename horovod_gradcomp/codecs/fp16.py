@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ..core.codec import Bias, Call, Codec, Combine, Encoded, Extent, Tensor, numels
-from ..core.kernel import Kernel
+from ..core.kernel import Kernel, elements
 
 _LARGEST = 65504.0
 
@@ -67,12 +67,18 @@ class FP16(Codec):
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
         up = _headroom(call.size)
-        kernels = xp.kernels(x)
+        kernels, numel = xp.kernels(x), xp.numel(x)
         if kernels:
-            payload = xp.empty(xp.numel(x), x, "float16")
-            rows, codes = (xp.reshape(flat, (-1, 1)) for flat in (x, payload))
-            kernels.encode(_kernel(up), rows, None, codes, 0, call.key, want_error=want_error)
-            return Encoded(payload, x if want_error else None)
+            made = kernels.encode(
+                _kernel(up),
+                elements(numel, 2),
+                2 * numel,
+                x,
+                call.key,
+                want_error=want_error,
+                dtype="float16",
+            )
+            return Encoded(*made)
 
         def one(_: int, chunk: Tensor) -> tuple[Tensor, ...]:
             clipped = xp.clamp_(xp.copy(chunk), -_LARGEST, _LARGEST)
@@ -89,12 +95,11 @@ class FP16(Codec):
     ) -> Tensor:
         (payload,) = payloads
         kernels = xp.kernels(payload)
+        factor = _headroom(call.size) * scale
         if kernels:
-            out = xp.empty(numel, payload)
-            rows, codes = (xp.reshape(flat, (-1, 1)) for flat in (out, payload))
-            kernels.decode(_kernel(), [], [codes], rows, _headroom(call.size) * scale)
-            return out
-        return xp.scale_(xp.cast(payload, "float32"), _headroom(call.size) * scale)
+            where = elements(numel, 2)
+            return kernels.decode(_kernel(), where, 2 * numel, payloads, numel, scale=factor)
+        return xp.scale_(xp.cast(payload, "float32"), factor)
 
 
 def _kernel(up: float = 1.0) -> Kernel:

@@ -8,7 +8,9 @@ here once.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -27,7 +29,7 @@ from .codec import (
     is_one,
     numels,
 )
-from .kernel import Kernel, own_kernel
+from .kernel import Kernel, Span, own_kernel, spans
 from .payload import Layout, Section
 
 SMALLEST = 2.0**-80
@@ -102,26 +104,16 @@ class BlockCodec(Codec):
         """
 
     def wire_bytes(self, *extents: Extent) -> int:
-        return self._layout(self._parts(numels(extents))).nbytes
+        return self._plan(tuple(numels(extents))).layout.nbytes
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
-        parts = self._parts(call.sizes(xp.numel(x)))
-        layout = self._layout(parts)
-        payload, (head, codes) = layout.new(xp, x)
+        parts, layout, where = self._plan(call.sizes(xp.numel(x)))
         kernel = self.kernel
         kernels = xp.kernels(x) if kernel else None
         if kernels:
-            for part in parts:
-                kernels.encode(
-                    kernel,
-                    part.rows_of(xp, x),
-                    part.head_of(head),
-                    part.codes_of(xp, codes),
-                    part.start,
-                    call.key,
-                    want_error=want_error,
-                )
-            return Encoded(layout.seal(xp, payload, [head, codes]), x if want_error else None)
+            made = kernels.encode(kernel, where, layout.total, x, call.key, want_error=want_error)
+            return Encoded(*made)
+        payload, (head, codes) = layout.new(xp, x)
         heads: list[Tensor] = []
         packs: list[Tensor] = []
         errors: list[Tensor] = []
@@ -151,20 +143,18 @@ class BlockCodec(Codec):
     def decode(
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
-        parts = self._parts(call.sizes(numel))
-        layout = self._layout(parts)
-        opened = [layout.open(xp, payload) for payload in payloads]
-        out = xp.empty(numel, payloads[0])
+        parts, layout, where = self._plan(call.sizes(numel))
         kernel = self.kernel
         kernels = xp.kernels(*payloads) if kernel else None
+        if kernels:
+            factor = None if is_one(scale) else scale
+            return kernels.decode(kernel, where, layout.nbytes, payloads, numel, scale=factor)
+        opened = [layout.open(xp, payload) for payload in payloads]
+        out = xp.empty(numel, payloads[0])
         pieces = []
         for part in parts:
             heads = [part.head_of(head) for head, _ in opened]
             packs = [part.codes_of(xp, codes) for _, codes in opened]
-            if kernels:
-                factor = None if is_one(scale) else scale
-                kernels.decode(kernel, heads, packs, part.rows_of(xp, out), factor)
-                continue
 
             def one(_: int, *chunks: Tensor, width: int = part.width) -> tuple[Tensor]:
                 total = None
@@ -176,13 +166,13 @@ class BlockCodec(Codec):
 
             inputs = [tensor for pair in zip(heads, packs) for tensor in pair]
             pieces += xp.map_rows(one, inputs, [part.rows_of(xp, out)])
-        return out if kernels else xp.join_flat(out, pieces)
+        return xp.join_flat(out, pieces)
 
     def finish(
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Finished:
         total = self.decode(xp, payloads, numel, call, scale=scale)
-        layout = self._layout(self._parts(call.sizes(numel)))
+        _, layout, _ = self._plan(call.sizes(numel))
         wrong = [self._damage(xp, layout.open(xp, payload)[0]) for payload in payloads]
         return Finished(total, (), damage.joined(xp, wrong))
 
@@ -198,23 +188,8 @@ class BlockCodec(Codec):
             outside = one if outside is None else xp.logical_or(outside, one)
         return damage.unless(xp, xp.equal(xp.count_true(outside), 0), damage.HEADERS)
 
-    def _layout(self, parts: Sequence[_Part]) -> Layout:
-        rows = sum(part.rows for part in parts)
-        nbytes = sum(part.rows * part.packed for part in parts)
-        return Layout((Section("float32", rows, self.header_count), Section("uint8", 1, nbytes)))
-
-    def _parts(self, sizes: Sequence[int]) -> list[_Part]:
-        """Return the rows of each tensor: its full blocks, then its last short one."""
-        out: list[_Part] = []
-        start = row = byte = 0
-        for size in sizes:
-            full, tail = divmod(size, self.block_size)
-            for rows, width in ((full, self.block_size), (1 if tail else 0, tail)):
-                if rows:
-                    packed = packing.packed_width(width, self.code_bits)
-                    out.append(_Part(start, rows, width, row, byte, packed))
-                    start, row, byte = start + rows * width, row + rows, byte + rows * packed
-        return out
+    def _plan(self, sizes: tuple[int, ...]) -> _Plan:
+        return _plan(sizes, self.block_size, self.code_bits, self.header_count)
 
 
 def largest(xp: Any, rows: Tensor) -> Tensor:
@@ -242,3 +217,33 @@ class _Part(NamedTuple):
     def codes_of(self, xp: Any, codes: Tensor) -> Tensor:
         flat = codes[0, self.byte : self.byte + self.rows * self.packed]
         return xp.reshape(flat, (self.rows, self.packed))
+
+
+class _Plan(NamedTuple):
+    """Where everything lies."""
+
+    parts: list[_Part]
+    layout: Layout
+    spans: array[int]
+    """The parts, as kernels read them."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(sizes: tuple[int, ...], block: int, bits: int, headers: int) -> _Plan:
+    """Return the rows of each tensor: its full blocks, then its last short one."""
+    parts: list[_Part] = []
+    start = row = byte = 0
+    for size in sizes:
+        full, tail = divmod(size, block)
+        for rows, width in ((full, block), (1 if tail else 0, tail)):
+            if rows:
+                packed = packing.packed_width(width, bits)
+                parts.append(_Part(start, rows, width, row, byte, packed))
+                start, row, byte = start + rows * width, row + rows, byte + rows * packed
+    layout = Layout((Section("float32", row, headers), Section("uint8", 1, byte)))
+    head, codes = layout.offsets()
+    each = [
+        Span(p.start, p.rows, p.width, head + 4 * headers * p.row, codes + p.byte, p.packed)
+        for p in parts
+    ]
+    return _Plan(parts, layout, spans(each))

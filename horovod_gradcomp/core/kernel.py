@@ -7,9 +7,39 @@ give the same bits.
 
 from __future__ import annotations
 
+import functools
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+SPAN = 6
+"""Numbers a span."""
+
+
+class Span(NamedTuple):
+    """Rows of equal width: where they lie in a flat input and, in bytes, in a payload."""
+
+    start: int
+    """First element."""
+    rows: int
+    width: int
+    """Elements a row."""
+    head: int
+    """First byte of the header values, ``(rows, headers)`` float32."""
+    codes: int
+    """First byte of the codes, ``(rows, row_bytes)``."""
+    row_bytes: int
+
+
+def spans(each: Iterable[Span]) -> array[int]:
+    """Return spans as the kernels read them, int64."""
+    return array("q", (number for span in each for number in span))
+
+
+@functools.lru_cache(maxsize=1024)
+def elements(numel: int, nbytes: int) -> array[int]:
+    """Return the spans of a codec without blocks: a row is an element, its code ``nbytes``."""
+    return spans([Span(0, numel, 1, 0, 0, nbytes)])
 
 
 class Kernel:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from .codec import Call, Codec, Combine, Encoded, Extent, Tensor, is_one, numels
-from .kernel import Kernel, own_kernel
-from .payload import Layout, Section
+from .kernel import Kernel, elements, own_kernel
+from .payload import ITEM_BYTES, Layout, Section
 
 
 @dataclass(frozen=True)
@@ -63,13 +63,16 @@ class PointCodec(Codec):
         return self._layout(sum(numels(extents))).nbytes
 
     def encode(self, xp: Any, x: Tensor, call: Call, *, want_error: bool) -> Encoded:
-        layout = self._layout(xp.numel(x))
-        payload, (view,) = layout.new(xp, x)
+        numel = xp.numel(x)
+        layout = self._layout(numel)
         kernels = xp.kernels(x) if self.kernel else None
         if kernels:
-            rows, codes = xp.reshape(x, (-1, 1)), xp.reshape(view, (-1, 1))
-            kernels.encode(self.kernel, rows, None, codes, 0, call.key, want_error=want_error)
-            return Encoded(layout.seal(xp, payload, [view]), x if want_error else None)
+            where = elements(numel, ITEM_BYTES[self.code_dtype])
+            made = kernels.encode(
+                self.kernel, where, layout.total, x, call.key, want_error=want_error
+            )
+            return Encoded(*made)
+        payload, (view,) = layout.new(xp, x)
 
         def one(start: int, chunk: Tensor) -> tuple[Tensor, ...]:
             codes = self.to_codes(xp, chunk, call, start)
@@ -86,6 +89,11 @@ class PointCodec(Codec):
         self, xp: Any, payloads: Sequence[Tensor], numel: int, call: Call, *, scale: Any
     ) -> Tensor:
         layout = self._layout(numel)
+        kernels = xp.kernels(*payloads) if self.kernel else None
+        if kernels:
+            where = elements(numel, ITEM_BYTES[self.code_dtype])
+            factor = None if is_one(scale) else scale
+            return kernels.decode(self.kernel, where, layout.nbytes, payloads, numel, scale=factor)
         out = xp.empty(numel, payloads[0])
 
         def one(_: int, *chunks: Tensor) -> tuple[Tensor]:
@@ -96,12 +104,6 @@ class PointCodec(Codec):
             return (total if is_one(scale) else xp.scale_(total, scale),)
 
         opened = [xp.reshape(layout.open(xp, p)[0], (-1,)) for p in payloads]
-        kernels = xp.kernels(*payloads) if self.kernel else None
-        if kernels:
-            codes = [xp.reshape(part, (-1, 1)) for part in opened]
-            factor = None if is_one(scale) else scale
-            kernels.decode(self.kernel, [], codes, xp.reshape(out, (-1, 1)), factor)
-            return out
         return xp.join_flat(out, xp.map_rows(one, opened, [out]))
 
     def _layout(self, numel: int) -> Layout:

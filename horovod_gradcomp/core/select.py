@@ -38,12 +38,11 @@ def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
     n = xp.numel(x)
     if k == n:
         return xp.arange(0, n, "int64", x)
-    rank = _sample_rank(n, k)
-    sampled = sampled and n >= SMALLEST and rank < n // STRIDE // 2
+    rank = _sample_rank(n, k) if sampled else 0
     kernels = xp.kernels(x)
     if kernels:
-        return _compiled(kernels, xp, x, k, rank if sampled else None)
-    if not sampled:
+        return kernels.largest(x, k, rank, STRIDE)
+    if not rank:
         return xp.fix_size(_full(xp, x, k), k)
     sample = xp.magnitude(xp.strided(x, STRIDE))
     limit = _below(xp, xp.kth_largest(sample, rank))
@@ -57,21 +56,6 @@ def largest(xp: Any, x: Tensor, k: int, *, sampled: bool) -> Tensor:
         ),
         k,
     )
-
-
-def _compiled(kernels: Any, xp: Any, x: Tensor, k: int, rank: int | None) -> Tensor:
-    """Select with compiled kernels, by way of a sample where a rank in it is given."""
-    out = xp.empty(k, x, "int64")
-    if rank is not None:
-        limit = max(kernels.kth(xp.strided(x, STRIDE), rank) - 1, 0)
-        found = xp.empty(2 * k, x, "int64")
-        count = kernels.above(x, limit, found)
-        if k <= count <= 2 * k:  # else many are equal, or the sample was not like the rest
-            found = found[:count]
-            kernels.largest(xp.take(x, found), out)
-            return xp.take(found, out)
-    kernels.largest(x, out)
-    return out
 
 
 def above(xp: Any, x: Tensor, bits: int, k: int) -> Tensor:
@@ -90,6 +74,9 @@ def above(xp: Any, x: Tensor, bits: int, k: int) -> Tensor:
     Returns:
         Shape ``(k,)``, int64, ascending, unique, whatever the values.
     """
+    kernels = xp.kernels(x)
+    if kernels:
+        return kernels.above(x, bits, k, _sample_rank(xp.numel(x), k), STRIDE)
     found = xp.positions_above(x, bits)
     return xp.fix_size(
         xp.cond(
@@ -106,9 +93,13 @@ def above(xp: Any, x: Tensor, bits: int, k: int) -> Tensor:
 
 
 def _sample_rank(n: int, k: int) -> int:
-    """Return which of the sample's magnitudes lies below the k-th of all, in all likelihood."""
+    """Return which of the sample's magnitudes lies below the k-th of all, in all likelihood.
+
+    0 where a sample does not pay.
+    """
     expected = k / STRIDE
-    return math.ceil(expected + 4 * math.sqrt(expected) + 2)
+    rank = math.ceil(expected + 4 * math.sqrt(expected) + 2)
+    return rank if n >= SMALLEST and rank < n // STRIDE // 2 else 0
 
 
 def _below(xp: Any, bits: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-/* The functions that are called from outside, on the best level that the processor has. */
+/* Choice of the best level of instructions that the processor has. */
 #include "kernels.h"
 
 #include <string.h>
@@ -6,8 +6,6 @@
 #if GRADCOMP_X86
 #include <cpuid.h>
 #endif
-
-#define EXPORT __attribute__((visibility("default")))
 
 /* Levels, the best one first. */
 static const level *const LEVELS[] = {
@@ -20,6 +18,8 @@ static const level *const LEVELS[] = {
 #define COUNT ((int)(sizeof LEVELS / sizeof *LEVELS))
 
 static const level *active = &gradcomp_base;
+
+const level *gradcomp_active(void) { return active; }
 
 static int runs_here(const level *candidate) {
 #if GRADCOMP_X86
@@ -49,29 +49,4 @@ EXPORT int gradcomp_find(const char *name) {
     for (int i = 0; gradcomp_base.kernels[i].name; i++)
         if (!strcmp(name, gradcomp_base.kernels[i].name)) return i;
     return -1;
-}
-
-/* Sizes of the structures, so that a caller with others notices. */
-EXPORT int gradcomp_sizes(void) { return (int)(1000 * sizeof(encode_job) + sizeof(decode_job)); }
-
-EXPORT int gradcomp_encode(int index, const encode_job *job, int64_t first, int64_t last) {
-    return active->kernels[index].encode(job, first, last);
-}
-
-EXPORT int gradcomp_decode(int index, const decode_job *job, int64_t first, int64_t last) {
-    return active->kernels[index].decode(job, first, last);
-}
-
-EXPORT int64_t gradcomp_above(const float *x, int64_t count, int32_t limit, int64_t *out,
-                              int64_t room) {
-    return active->above(x, count, limit, out, room);
-}
-
-EXPORT int32_t gradcomp_kth(const float *x, int64_t count, int64_t k) {
-    int64_t greater;
-    return active->kth(x, count, k, &greater);
-}
-
-EXPORT void gradcomp_largest(const float *x, int64_t count, int64_t k, int64_t *out) {
-    active->largest(x, count, k, out);
 }

@@ -76,7 +76,9 @@ INLINE int encode_rows(const encode_job *job, int64_t first, int64_t last, quant
     if (!direct) memset(codes + full - 8, 0, 8); /* the padding */
     for (int64_t row = first; row < last; row++) {
         uint8_t *packed = job->codes + row * job->row_bytes;
-        quantise(job, job->x + row * width, job->head + row * job->headers,
+        float *x = job->x + row * width;
+        if (job->source) memcpy(x, job->source + row * width, (size_t)width * sizeof *x);
+        quantise(job, x, job->head + row * job->headers,
                  direct ? packed : codes, job->start + (uint32_t)(row * width));
         if (direct) continue;
         if (job->bits == 8)
@@ -96,11 +98,11 @@ INLINE int decode_rows(const decode_job *job, int64_t first, int64_t last,
         return GRADCOMP_NO_MEMORY;
     for (int64_t row = first; row < last; row++) {
         float *out = job->out + row * width;
-        for (int64_t p = 0; p < job->payloads; p++) {
-            const uint8_t *packed = job->codes[p] + row * job->row_bytes;
+        for (int64_t p = 0; p < job->number; p++) {
+            const uint8_t *packed = job->payloads[p] + job->codes + row * job->row_bytes;
+            const float *heads = (const float *)(const void *)(job->payloads[p] + job->head);
             if (job->bits < 8) unpack_row(codes, packed, full, job->bits);
-            dequantise(job, out, job->heads[p] + row * job->headers,
-                       job->bits < 8 ? codes : packed, p > 0);
+            dequantise(job, out, heads + row * job->headers, job->bits < 8 ? codes : packed, p > 0);
         }
         if (job->scaled) scale_row(out, width, job->scale);
     }

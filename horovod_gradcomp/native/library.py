@@ -9,22 +9,22 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-from .structs import DecodeJob, EncodeJob
+from .structs import DecodeCall, EncodeCall
 
 SWITCH = "HOROVOD_GRADCOMP_NATIVE"
 """Environment variable: "0" turns the kernels off, the name of a level chooses that one."""
 
+_HERE = Path(__file__).parent
 _Address = ctypes.c_void_p
 _Long = ctypes.c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gradcomp_use": (ctypes.c_char_p, [ctypes.c_char_p]),
     "gradcomp_find": (ctypes.c_int, [ctypes.c_char_p]),
     "gradcomp_sizes": (ctypes.c_int, []),
-    "gradcomp_encode": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(EncodeJob), _Long, _Long]),
-    "gradcomp_decode": (ctypes.c_int, [ctypes.c_int, ctypes.POINTER(DecodeJob), _Long, _Long]),
-    "gradcomp_above": (_Long, [_Address, _Long, ctypes.c_int32, _Address, _Long]),
-    "gradcomp_kth": (ctypes.c_int32, [_Address, _Long, _Long]),
-    "gradcomp_largest": (None, [_Address, _Long, _Long, _Address]),
+    "gradcomp_encode": (ctypes.c_int, [ctypes.POINTER(EncodeCall)]),
+    "gradcomp_decode": (ctypes.c_int, [ctypes.POINTER(DecodeCall)]),
+    "gradcomp_largest": (None, [_Address, _Long, _Long, _Long, _Long, _Address]),
+    "gradcomp_above": (None, [_Address, _Long, ctypes.c_int32, _Long, _Long, _Long, _Address]),
 }
 
 
@@ -53,26 +53,31 @@ def use(wanted: str) -> str:
     return found.decode() if found else ""
 
 
+def find(name: str) -> Path | None:
+    """Return where a compiled library of this package is, None where there is none."""
+    paths = (_HERE / f"{name}{end}" for end in EXTENSION_SUFFIXES)
+    return next(filter(Path.exists, paths), None)
+
+
 @functools.cache
 def loaded() -> tuple[Any, str, str]:
     """Return the library, why there is none, and its level."""
     wanted = os.environ.get(SWITCH, "")
     if wanted == "0":
         return None, f"{SWITCH}=0 turns it off", ""
-    here = Path(__file__).parent
-    paths = [path for end in EXTENSION_SUFFIXES if (path := here / f"_kernels{end}").exists()]
-    if not paths:
+    path = find("_kernels")
+    if path is None:
         why = "it was installed without a C compiler, or for another Python"
-        return None, f"no compiled library in {here}: {why}", ""
+        return None, f"no compiled library in {_HERE}: {why}", ""
     try:
-        lib = ctypes.CDLL(str(paths[0]))
+        lib = ctypes.CDLL(str(path))
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(lib, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        return None, f"{paths[0]} cannot be loaded: {error}", ""
-    if lib.gradcomp_sizes() != 1000 * ctypes.sizeof(EncodeJob) + ctypes.sizeof(DecodeJob):
-        return None, f"{paths[0]} is of another version: build it again", ""
+        return None, f"{path} cannot be loaded: {error}", ""
+    if lib.gradcomp_sizes() != 1000 * ctypes.sizeof(EncodeCall) + ctypes.sizeof(DecodeCall):
+        return None, f"{path} is of another version: build it again", ""
     chosen = lib.gradcomp_use(b"" if wanted == "1" else wanted.encode())
     if not chosen:
         return None, f"{SWITCH}={wanted} is no level that this processor has", ""

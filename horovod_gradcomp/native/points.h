@@ -11,8 +11,9 @@
     for (int64_t at = first; at < last; at += AT_ONCE) {                                           \
         const int64_t count = last - at < AT_ONCE ? last - at : AT_ONCE;                           \
         float *restrict out = job->out + at;                                                       \
-        for (int64_t p = 0; p < job->payloads; p++) {                                              \
-            const type *restrict codes = (const type *)(const void *)job->codes[p] + at;           \
+        for (int64_t p = 0; p < job->number; p++) {                                                \
+            const type *restrict codes =                                                           \
+                (const type *)(const void *)(job->payloads[p] + job->codes) + at;                  \
             if (p)                                                                                 \
                 for (int64_t i = 0; i < count; i++) out[i] += (value);                             \
             else                                                                                   \
@@ -22,6 +23,26 @@
     }                                                                                              \
     return GRADCOMP_DONE
 
+/* Encodes elements that are in x. */
+typedef void encode_points(const encode_job *job, int64_t first, int64_t last);
+
+/* Copies them there first, where they are not, block by block. */
+INLINE int encode_all(const encode_job *job, int64_t first, int64_t last, encode_points *encode) {
+    const int64_t step = job->source ? AT_ONCE : last - first;
+    for (int64_t at = first; at < last; at += step) {
+        const int64_t stop = last - at < step ? last : at + step;
+        if (job->source)
+            memcpy(job->x + at, job->source + at, (size_t)(stop - at) * sizeof *job->x);
+        encode(job, at, stop);
+    }
+    return GRADCOMP_DONE;
+}
+
+#define POINT_ENCODER(name)                                                                        \
+    static KERNEL int name##_encode(const encode_job *job, int64_t first, int64_t last) {         \
+        return encode_all(job, first, last, name##_points);                                        \
+    }
+
 /* natural */
 
 #define NATURAL_SHIFT 63 /* exponents from -63 on have a code */
@@ -30,7 +51,7 @@ INLINE float natural_value(uint32_t code) {
     return float_of((code & 0x80) << 24 | (code & 0x7F) << 23) * 0x1p63f;
 }
 
-static KERNEL int natural_encode(const encode_job *job, int64_t first, int64_t last) {
+static KERNEL void natural_points(const encode_job *job, int64_t first, int64_t last) {
     float *restrict x = job->x;
     uint8_t *restrict codes = job->codes;
     const uint32_t start = job->start, low = job->low, high = job->high;
@@ -45,8 +66,9 @@ static KERNEL int natural_encode(const encode_job *job, int64_t first, int64_t l
         codes[i] = (uint8_t)all;
         if (want) x[i] -= natural_value(all);
     }
-    return GRADCOMP_DONE;
 }
+
+POINT_ENCODER(natural)
 
 static KERNEL int natural_decode(const decode_job *job, int64_t first, int64_t last) {
     DECODE_POINTS(uint8_t, natural_value(codes[i]));
@@ -54,7 +76,7 @@ static KERNEL int natural_decode(const decode_job *job, int64_t first, int64_t l
 
 /* bf16 */
 
-static KERNEL int bf16_encode(const encode_job *job, int64_t first, int64_t last) {
+static KERNEL void bf16_points(const encode_job *job, int64_t first, int64_t last) {
     float *restrict x = job->x;
     uint16_t *restrict codes = (uint16_t *)(void *)job->codes;
     const int want = job->want_error;
@@ -65,8 +87,9 @@ static KERNEL int bf16_encode(const encode_job *job, int64_t first, int64_t last
         codes[i] = (uint16_t)code;
         if (want) x[i] -= float_of(code << 16);
     }
-    return GRADCOMP_DONE;
 }
+
+POINT_ENCODER(bf16)
 
 static KERNEL int bf16_decode(const decode_job *job, int64_t first, int64_t last) {
     DECODE_POINTS(uint16_t, float_of((uint32_t)codes[i] << 16));
@@ -98,7 +121,7 @@ INLINE float cut(float x, float most) {
     return x > most ? most : x;
 }
 
-static KERNEL int fp16_encode(const encode_job *job, int64_t first, int64_t last) {
+static KERNEL void fp16_points(const encode_job *job, int64_t first, int64_t last) {
     float *restrict x = job->x;
     uint16_t *restrict codes = (uint16_t *)(void *)job->codes;
     const float most = (float)job->numbers[0], down = (float)job->numbers[1];
@@ -123,11 +146,13 @@ static KERNEL int fp16_encode(const encode_job *job, int64_t first, int64_t last
         codes[i] = half_of(cut(x[i], most) * down);
         if (want) x[i] -= float_of_half(codes[i]) * up;
     }
-    return GRADCOMP_DONE;
 }
 
+POINT_ENCODER(fp16)
+
 static KERNEL int fp16_decode(const decode_job *job, int64_t first, int64_t last) {
-    const uint16_t *restrict codes = (const uint16_t *)(const void *)job->codes[0];
+    const uint16_t *restrict codes =
+        (const uint16_t *)(const void *)(job->payloads[0] + job->codes);
     float *restrict out = job->out;
     const float scale = job->scale;
     int64_t i = first;

@@ -5,18 +5,20 @@ from __future__ import annotations
 import ctypes
 
 
-class EncodeJob(ctypes.Structure):
-    """Rows to encode."""
+class EncodeCall(ctypes.Structure):
+    """A whole tensor to encode."""
 
     _fields_ = (
+        ("source", ctypes.c_void_p),
         ("x", ctypes.c_void_p),
-        ("head", ctypes.c_void_p),
-        ("codes", ctypes.c_void_p),
-        ("width", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
+        ("payload", ctypes.c_void_p),
+        ("nbytes", ctypes.c_int64),
+        ("spans", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
         ("numbers", ctypes.c_void_p),
         ("tables", ctypes.c_void_p),
-        ("start", ctypes.c_uint32),
+        ("kernel", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
         ("low", ctypes.c_uint32),
         ("high", ctypes.c_uint32),
         ("bits", ctypes.c_int32),
@@ -25,18 +27,19 @@ class EncodeJob(ctypes.Structure):
     )
 
 
-class DecodeJob(ctypes.Structure):
-    """Rows to decode from several payloads."""
+class DecodeCall(ctypes.Structure):
+    """A whole tensor to decode from several payloads."""
 
     _fields_ = (
         ("out", ctypes.c_void_p),
-        ("heads", ctypes.c_void_p),
-        ("codes", ctypes.c_void_p),
-        ("payloads", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("row_bytes", ctypes.c_int64),
+        ("payloads", ctypes.c_void_p),
+        ("number", ctypes.c_int64),
+        ("spans", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
         ("numbers", ctypes.c_void_p),
         ("tables", ctypes.c_void_p),
+        ("kernel", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("scaled", ctypes.c_int32),
         ("bits", ctypes.c_int32),

@@ -8,8 +8,11 @@ bool.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Any, Callable, Protocol
+
+from ..core.kernel import Kernel
 
 Tensor = Any
 
@@ -279,10 +282,10 @@ class Ops(Protocol):
         """Return each element of a flat tensor ``times`` times in a row."""
 
     # Blocks and payloads ----------------------------------------------------------------------
-    def kernels(self, *tensors: Tensor) -> Any | None:
-        """Return the compiled kernels (:class:`horovod_gradcomp.native.Kernels`), or None.
+    def kernels(self, *tensors: Tensor) -> Kernels | None:
+        """Return the compiled kernels, or None.
 
-        Only where they are there, and may read and write the storage of all these tensors.
+        Only where they are there, and may read the storage of all these tensors.
         """
 
     def map_rows(
@@ -320,3 +323,65 @@ class Ops(Protocol):
 
     def poison_(self, payload: Tensor, flag: Tensor) -> Tensor:
         """Add a float32 scalar (0 or NaN) to the first element of a float payload."""
+
+
+class Kernels(Protocol):
+    """The compiled kernels on a framework's tensors, in the computer's own memory."""
+
+    def encode(
+        self,
+        kernel: Kernel,
+        spans: array[int],
+        nbytes: int,
+        x: Tensor,
+        key: tuple[Any, Any],
+        *,
+        want_error: bool,
+        dtype: str = "uint8",
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return a payload and, where it is wanted, what it leaves out, flat float32.
+
+        Args:
+            kernel: What to do.
+            spans: Where rows lie, from :func:`horovod_gradcomp.core.kernel.spans`.
+            nbytes: Of the payload.
+            x: Flat float32. It is consumed, as :meth:`.core.codec.Codec.encode` says.
+            key: Of the random draws, two numbers or int64 scalar tensors.
+            want_error: Whether to return the error.
+            dtype: Of the payload, uint8 or float16.
+        """
+
+    def decode(
+        self,
+        kernel: Kernel,
+        spans: array[int],
+        nbytes: int,
+        payloads: Sequence[Tensor],
+        numel: int,
+        *,
+        scale: Any,
+    ) -> Tensor:
+        """Return the sum of all decoded payloads, ``(numel,)``, float32, fresh.
+
+        Args:
+            kernel: What to do.
+            spans: As in :meth:`encode`.
+            nbytes: Of each payload at least.
+            payloads: To be added in order.
+            numel: Number of elements.
+            scale: Factor on the sum, a number or a float32 scalar tensor; None for none.
+        """
+
+    def largest(self, x: Tensor, k: int, rank: int, stride: int) -> Tensor:
+        """Return what :func:`horovod_gradcomp.core.select.largest` does.
+
+        Args:
+            x: Flat float32.
+            k: ``1 <= k <= n``.
+            rank: Which of the magnitudes of a sample is a little below the k-th of all; 0 for no
+                sample.
+            stride: One element in so many is in the sample.
+        """
+
+    def above(self, x: Tensor, bits: int, k: int, rank: int, stride: int) -> Tensor:
+        """Return what :func:`horovod_gradcomp.core.select.above` does, see :meth:`largest`."""

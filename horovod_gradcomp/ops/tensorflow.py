@@ -2,7 +2,8 @@
 
 Tensors are never overwritten here: names with a trailing underscore return new ones, and the
 runtime reuses the storage of inputs that nobody else reads. TensorFlow's kernels flush
-subnormals, so every decision that a payload depends on is taken on bits or on whole numbers.
+subnormals, so every decision that a payload depends on is taken on bits or on whole numbers. On a
+CPU each operation is a pass over fresh storage; :func:`kernels` need one for all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Callable
 import tensorflow as tf
 
 from ..core.payload import FLAG_BYTES, ITEM_BYTES
+from . import tensorflow_kernels
 
 Tensor = Any
 DTYPES = {
@@ -44,6 +46,8 @@ def arange(start: int, count: int, dtype: str, like: Tensor) -> Tensor:
 
 
 def zeros(count: int, dtype: str, like: Tensor) -> Tensor:
+    if dtype == "float32" and tensorflow_kernels.large(count) and kernels(like):
+        return tensorflow_kernels.zeros(count, like)
     return tf.zeros([count], DTYPES[dtype])
 
 
@@ -358,6 +362,8 @@ def take(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def put_(x: Tensor, positions: Tensor, values: Tensor) -> Tensor:
+    if tensorflow_kernels.worth(x) and kernels(x):
+        return tensorflow_kernels.scatter(x, positions, values, add=False)
     return tf.tensor_scatter_nd_update(x, positions[:, tf.newaxis], values)
 
 
@@ -367,6 +373,8 @@ def mark(count: int, positions: Tensor) -> Tensor:
 
 
 def add_at_(x: Tensor, positions: Tensor, values: Tensor) -> Tensor:
+    if tensorflow_kernels.worth(x) and kernels(x):
+        return tensorflow_kernels.scatter(x, positions, values, add=True)
     return tf.tensor_scatter_nd_add(x, positions[:, tf.newaxis], values)
 
 
@@ -385,7 +393,7 @@ def repeat_each(x: Tensor, times: int) -> Tensor:
 
 
 def kernels(*tensors: Tensor) -> Any | None:
-    return None
+    return tensorflow_kernels if tensorflow_kernels.apply(tensors) else None
 
 
 def map_rows(

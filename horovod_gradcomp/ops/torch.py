@@ -14,9 +14,9 @@ from typing import Any, Callable
 
 import torch
 
-from .. import native
 from ..core.payload import FLAG_BYTES
-from ..native import pages
+from . import torch_kernels
+from .torch_kernels import fresh
 
 Tensor = torch.Tensor
 DTYPES = {
@@ -45,7 +45,7 @@ def arange(start: int, count: int, dtype: str, like: Tensor) -> Tensor:
 
 
 def zeros(count: int, dtype: str, like: Tensor) -> Tensor:
-    return _fresh(count, DTYPES[dtype], like).zero_()
+    return fresh(count, DTYPES[dtype], like).zero_()
 
 
 def zeros_like(x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def zeros_like(x: Tensor) -> Tensor:
 
 
 def empty(count: int, like: Tensor, dtype: str = "float32") -> Tensor:
-    return _fresh(count, DTYPES[dtype], like)
+    return fresh(count, DTYPES[dtype], like)
 
 
 def as_int32(word: Any, like: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def copy(x: Tensor) -> Tensor:
-    return _fresh(x.shape, x.dtype, x).copy_(x)
+    return fresh(x.shape, x.dtype, x).copy_(x)
 
 
 def concat(parts: Sequence[Tensor], axis: int) -> Tensor:
@@ -107,7 +107,7 @@ def add_(a: Tensor, b: Tensor | float) -> Tensor:
 
 def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
     if out is None:
-        out = _fresh(a.shape, torch.float32, a)
+        out = fresh(a.shape, torch.float32, a)
     if a.dtype == torch.float64:
         a = a.float()
     if factor == 1:
@@ -118,7 +118,7 @@ def add_scaled(a: Tensor, b: Tensor, factor: float, out: Any) -> Tensor:
 
 def to_float32(a: Tensor, out: Any) -> Tensor:
     if out is None:
-        out = _fresh(a.shape, torch.float32, a)
+        out = fresh(a.shape, torch.float32, a)
     copied: Tensor = out.copy_(a)
     return copied
 
@@ -398,12 +398,7 @@ def repeat_each(x: Tensor, times: int) -> Tensor:
 
 
 def kernels(*tensors: Tensor) -> Any | None:
-    # A subclass may have no storage, as while a graph is traced.
-    for x in tensors:
-        plain = type(x) is Tensor or type(x) is torch.nn.Parameter
-        if not plain or x.device.type != "cpu" or not x.is_contiguous():
-            return None
-    return native.Kernels(torch.get_num_threads()) if native.available() else None
+    return torch_kernels if torch_kernels.apply(tensors) else None
 
 
 def map_rows(
@@ -437,7 +432,7 @@ def join_flat(whole: Tensor, pieces: Sequence[Tensor]) -> Tensor:
 
 
 def new_payload(layout: Any, like: Tensor) -> tuple[Tensor | None, list[Tensor | None]]:
-    payload = _fresh(layout.total, torch.uint8, like)
+    payload = fresh(layout.total, torch.uint8, like)
     payload[layout.nbytes - 4 if layout.nbytes else 0 :].zero_()  # padding and flag
     return payload, layout.open(sys.modules[__name__], payload)
 
@@ -474,14 +469,6 @@ def poison_(payload: Tensor, flag: Tensor) -> Tensor:
     if payload.numel():
         payload[:1].add_(flag)
     return payload
-
-
-def _fresh(shape: int | torch.Size, dtype: torch.dtype, like: Tensor) -> Tensor:
-    """Return storage to fill; on a CPU with huge pages, whose faults cost half as much."""
-    x = torch.empty(shape, dtype=dtype, device=like.device)
-    if type(x) is Tensor and x.device.type == "cpu":
-        pages.advise(x.data_ptr(), x.numel() * x.element_size())
-    return x
 
 
 def _rounded(factor: Any) -> Any:
