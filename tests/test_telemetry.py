@@ -222,6 +222,27 @@ def test_a_writer_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [(name, value, 3) for name, value in scalars(record(3))]
 
 
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_real_writers(framework: str, tmp_path: Path) -> None:
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    if framework == "torch":
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(tmp_path))
+    else:
+        import tensorflow as tf
+
+        writer = tf.summary.create_file_writer(str(tmp_path))
+    Sink(writer)(record(7))
+    writer.close()
+    found = events.EventAccumulator(str(tmp_path), size_guidance={"tensors": 0, "scalars": 0})
+    found.Reload()
+    names = found.Tags()["scalars"] or found.Tags()["tensors"]
+    assert set(names) == {name for name, _ in scalars(record(7))}
+    one = (found.Scalars if framework == "torch" else found.Tensors)("gradcomp/cosine")
+    assert [event.step for event in one] == [7]
+
+
 def test_a_sink_that_fails_is_said_once() -> None:
     def fail(record: Any) -> None:
         raise ValueError("full")

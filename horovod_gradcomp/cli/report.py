@@ -91,14 +91,15 @@ def page(runs: Sequence[Run]) -> str:
     parts.append(
         '<p class="note">Bytes and times are means of the steps since the record before. A '
         "bucket's bytes and times are shared out among its layers by their elements. Norms and "
-        "cosines are of this rank in the recorded step; cosine is that between what was to be sent, "
-        "gradient and memory, and what was. Orange: the guard's fallback.</p>"
+        "cosines are of this rank in the recorded step; cosine is that between what was to be "
+        "sent, gradient and memory, and what was. Orange: the guard's fallback.</p>"
     )
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>gradcomp telemetry</title><style>{_STYLE}</style></head>\n<body>{body}</body></html>\n"
+        f"<title>gradcomp telemetry</title><style>{_STYLE}</style></head>\n"
+        f"<body>{body}</body></html>\n"
     )
 
 
@@ -137,7 +138,8 @@ def _layers(run: Run) -> str:
     body = "\n".join(lines)
     return (
         f"<h2>Layers of {html.escape(run.label)} in the last record</h2><div class=wide><table>"
-        f"<thead><tr>{heads}<th>cosine over time</th></tr></thead><tbody>{body}</tbody></table></div>"
+        f"<thead><tr>{heads}<th>cosine over time</th></tr></thead>"
+        f"<tbody>{body}</tbody></table></div>"
     )
 
 

@@ -217,15 +217,11 @@ class Binding:
 
     # Inside a step ----------------------------------------------------------------------------
     def _carrier(self, index: int, *, frozen: bool) -> Tensor:
-        meter = self.meter
-        return self._carriers.row(
-            index,
-            self.step,
-            len(self.params),
-            frozen=frozen,
-            told=meter.row if meter else None,
-            measures=meter is not None,
-        )
+        meter, carriers = self.meter, self._carriers
+        if not carriers.filled:
+            told = meter.row if meter is not None else None
+            carriers.fill(self.step, len(self.params), told, measures=meter is not None)
+        return carriers.row(index, frozen=frozen)
 
     def _bypass(self, tensor: Tensor) -> Tensor:
         stats = self.stats.bypassed

@@ -41,42 +41,24 @@ class Carriers:
         self._prefix, self._process_set = prefix, process_set
         self._matrix: torch.Tensor | None = None
         self._rows: list[torch.Tensor] = []
-        self._filled = False
+        self.filled = False
+        """Whether there are carriers of the running step."""
+        self._frozen = 0.0
         self._measuring: int | None = None
         self.wide = False
         """Whether carriers of the running step bring sums of :data:`WIDTH`."""
         self._seen: dict[tuple[float, ...], float] = {}
         self._joined: bool | None = None
 
-    def row(
-        self,
-        index: int,
-        step: int,
-        count: int,
-        *,
-        frozen: bool,
-        told: torch.Tensor | None,
-        measures: bool,
-    ) -> torch.Tensor:
-        """Return a parameter's carrier in a step.
+    def fill(self, step: int, count: int, told: torch.Tensor | None, *, measures: bool) -> None:
+        """Make all carriers those of a step, at once: Horovod reduces each in place.
 
         Args:
-            index: Of the parameter.
             step: Of this rank.
             count: Of all parameters.
-            frozen: Whether the parameter no longer trains.
             told: What to tell all ranks, shape ``(count, WIDTH)``, or None.
             measures: Whether this rank measures.
         """
-        if not self._filled:
-            self._fill(step, count, told, measures)
-        mine = self._rows[index]
-        if frozen:
-            mine[Carrier.WIDTH] += _mark(step, frozen=True) - _mark(step)
-        return mine
-
-    def _fill(self, step: int, count: int, told: torch.Tensor | None, measures: bool) -> None:
-        """Make all rows those of a step, at once: Horovod reduces each in place."""
         width = self._width
         if self._matrix is None or self._matrix.shape[1] != width:
             self._matrix = torch.empty(count, width)
@@ -85,7 +67,20 @@ class Carriers:
         self._matrix.copy_(torch.tensor(words + [0.0] * (width - len(words))))
         if self.wide and told is not None:
             self._matrix[:, len(words) :] = told
-        self._filled = True
+        self._frozen = _mark(step, frozen=True) - _mark(step)
+        self.filled = True
+
+    def row(self, index: int, *, frozen: bool) -> torch.Tensor:
+        """Return a parameter's carrier.
+
+        Args:
+            index: Of the parameter.
+            frozen: Whether it no longer trains.
+        """
+        mine = self._rows[index]
+        if frozen:
+            mine[Carrier.WIDTH] += self._frozen
+        return mine
 
     @property
     def _width(self) -> int:
@@ -97,7 +92,7 @@ class Carriers:
         Args:
             reuse: False while Horovod may still write to the carriers of the one before.
         """
-        self._filled, self._joined = False, None
+        self.filled, self._joined = False, None
         self._seen.clear()
         if not reuse:
             self._matrix = None
@@ -117,7 +112,7 @@ class Carriers:
             values: The reduced carrier.
             step: Of this rank.
             name: Of the parameter, for messages.
-            frozen: As of :meth:`next`.
+            frozen: As of :meth:`row`.
 
         Raises:
             ExchangeError: It was no linear reduction over these ranks, or they are at different

@@ -129,9 +129,10 @@ class Recorder:
 
     def heard(self, step: int, heard: Heard | None) -> None:
         """Write the record of a step."""
-        if self._pending is not None and step == self._pending["step"]:
+        if self._pending is not None and step >= self._pending["step"]:
             record, self._pending = self._pending, None
-            record["cluster"] = None if heard is None else heard.figures()
+            if heard is not None and step == record["step"]:  # else a step was given up in between
+                record["cluster"] = heard.figures()
             self._owner.write(record)
 
     def told(self, event: Record) -> None:

@@ -258,7 +258,7 @@ def op_sum_and_a_loss_scale() -> None:
         compression.telemetry(records.append, every=1, all_ranks=True)
         times = 64.0 if scaled else 1.0
         for step in range(2):
-            reduce(net, optimizer, step, of=lambda *a: wanted(*a) * times)
+            reduce(net, optimizer, step, of=lambda *a, times=times: wanted(*a) * times)
         (record,) = records
         found.append([record["total"]["grad_norm"], record["cluster"]["layers"]])
     assert found[0] == found[1] == found[2]
@@ -294,7 +294,8 @@ def sinks_of_all_kinds() -> None:
         reduce(net, optimizer, 5)
     told = [str(one.message) for one in said if "telemetry ends" in str(one.message)]
     assert calls == [0]
-    assert len(told) == 1 and "OSError: disk full" in told[0] and "step 0" in told[0], told
+    assert len(told) == 1, told
+    assert "its sink failed at step 0: OSError: disk full" in told[0]
     hvd.barrier()
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["step"] for record in written] == [0, 2, 4]
@@ -316,7 +317,9 @@ def two_optimizers() -> None:
             )
             optimizer.step()
     names = {record["optimizer"] for record in records}
-    assert len(records) == 4 and "" in names and len(names) == 2, names
+    assert len(records) == 4
+    assert "" in names
+    assert len(names) == 2
 
 
 def wanted_or(name: str, like: torch.Tensor, step: int, rank: int) -> torch.Tensor:
