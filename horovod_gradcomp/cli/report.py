@@ -31,6 +31,9 @@ COLUMNS = (
 )
 """Key, head and format of the table's columns."""
 
+_NO_METADATA = ("Creator", "Date", "Format", "Type")
+"""What matplotlib would write into a drawing."""
+
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 80rem; padding: 0 1rem;
        color: #222; background: #fff }
@@ -159,7 +162,7 @@ def _line(values: Sequence[float | None]) -> str:
 def _svg(figure: Any) -> str:
     text = io.StringIO()
     try:
-        figure.savefig(text, format="svg")
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(_NO_METADATA))
     finally:
         _close(figure)
     drawn = text.getvalue()

@@ -46,7 +46,7 @@ class TelemetryCallback(keras.callbacks.Callback):  # type: ignore[misc]
                     "of its Compression",
                 )
             )
-        options = {"all_ranks": self._all_ranks}
+        options: dict[str, Any] = {"all_ranks": self._all_ranks}
         if BACKEND == "torch":
             options["every"] = self._every or self.params.get("steps") or _EVERY
         self._telemetry = compression.telemetry(self._sink, **options)
