@@ -115,7 +115,7 @@ def figures_are_those_of_the_step() -> None:
         net, compression, records = Net(), ALL[kind](**SMALL), []
         optimizer = make(net, compression, lr=0.0)
         compression.telemetry(records.append, every=1, all_ranks=True)
-        states = [whole_state(compression)]
+        states: list[dict[str, torch.Tensor]] = [{}]
         for step in range(4):
             reduce(net, optimizer, step)
             states.append({n: v.double() for n, v in whole_state(compression).items()})
