@@ -83,15 +83,13 @@ def catch_up(binding: Binding, root: int) -> None:
         binding: Of this rank.
         root: The rank that has done all steps.
     """
-    watch = binding.watch
-    stands = (0, 0) if watch is None else watch.standing
-    told = torch.tensor([binding.step, *stands, *(unit.turn for unit in binding.units)])
+    told = torch.tensor([binding.step, *(unit.turn for unit in binding.units)])
     told = hvd.broadcast(told, root, name=f"{binding.prefix}.step")
-    binding.step, over, until, *turns = told.tolist()
+    binding.step, *turns = told.tolist()
     if binding.meter is not None:
         binding.meter.forget()
-    if watch is not None:
-        watch.stand((over, until), binding.step)
+    if binding.watch is not None:  # it judges only what all ranks have measured, so all stand alike
+        binding.watch.stand(binding.watch.standing, binding.step)
     for number, (unit, turn) in enumerate(zip(binding.units, turns)):
         unit.prepare(max(binding.step - 1, 0))
         unit.turn = turn

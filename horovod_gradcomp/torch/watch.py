@@ -51,6 +51,8 @@ class Watch:
 
     def heard(self, step: int, heard: Heard | None) -> None:
         """Judge what all ranks have measured; what only some have is no mean of all."""
+        if step % self._guard.every:  # measured for another listener
+            return
         size = len(self._binding.process_set.ranks or range(hvd.size()))
         sums = None if heard is None or heard.ranks < size else total(heard.layers.values())
         if sums is None:
