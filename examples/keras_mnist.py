@@ -8,6 +8,7 @@ Run it on two local ranks, with one or several kinds of compression one after th
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import keras
 from keras_training import (
@@ -44,7 +45,13 @@ class Clock(keras.callbacks.Callback):
 
 
 def train(
-    name: str, epochs: int, batch: int, lr: float, momentum: float, seed: int
+    name: str,
+    epochs: int,
+    batch: int,
+    lr: float,
+    momentum: float,
+    seed: int,
+    telemetry: Path | None,
 ) -> dict[str, object]:
     """Train once and return one row of the table."""
     train_set, test_set = digits()
@@ -69,6 +76,7 @@ def train(
             hvd.callbacks.BroadcastGlobalVariablesCallback(0),
             hvd.callbacks.MetricAverageCallback(),
             clock,
+            *([hvd.callbacks.TelemetryCallback(telemetry)] if telemetry and compression else []),
         ],
     )
     seconds = time.perf_counter() - began

@@ -48,9 +48,12 @@ def run(train: Callable[..., dict[str, object]], hvd: Any) -> None:
         ),
         momentum: float = typer.Option(0.5, help="Of SGD, as in Horovod's own MNIST example."),
         seed: int = typer.Option(1, help="Of weights and order of images."),
+        telemetry: Path = typer.Option(
+            None, help="Record steps to this file, for gradcomp plot; the last codec's stay."
+        ),
         json_file: Path = typer.Option(None, "--json", help="Write the rows to this file."),
     ) -> None:
-        rows = [train(name, epochs, batch, lr, momentum, seed) for name in compression]
+        rows = [train(name, epochs, batch, lr, momentum, seed, telemetry) for name in compression]
         if hvd.rank() == 0:
             for row in rows:
                 print(row, flush=True)

@@ -8,6 +8,7 @@ Run it on two local ranks, with one or several kinds of compression one after th
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import horovod.tensorflow as hvd
 import keras
@@ -27,7 +28,13 @@ from horovod_gradcomp.tensorflow import Compression
 
 
 def train(
-    name: str, epochs: int, batch: int, lr: float, momentum: float, seed: int
+    name: str,
+    epochs: int,
+    batch: int,
+    lr: float,
+    momentum: float,
+    seed: int,
+    telemetry: Path | None,
 ) -> dict[str, object]:
     """Train once and return one row of the table."""
     train_set, test_set = digits()
@@ -50,6 +57,8 @@ def train(
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
         return loss
 
+    records = compression.telemetry(telemetry) if telemetry and name != "dense" else None
+
     began, steps = time.perf_counter(), []
     for epoch in range(epochs):
         images, labels = shuffled(*train_set, seed + epoch, hvd)
@@ -59,6 +68,8 @@ def train(
                 tf.constant(images[i : i + batch]), tf.constant(labels[i : i + batch])
             ).numpy()
             steps.append(time.perf_counter() - start)
+        if records:
+            records.record()
         mean_loss = hvd.allreduce(tf.constant(loss), name="loss").numpy()
         if hvd.rank() == 0:
             print(f"{name}: epoch {epoch + 1}/{epochs}, loss {mean_loss:.4f}", flush=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -24,7 +25,13 @@ from horovod_gradcomp.torch import Compression
 
 
 def train(
-    name: str, epochs: int, batch: int, lr: float, momentum: float, seed: int
+    name: str,
+    epochs: int,
+    batch: int,
+    lr: float,
+    momentum: float,
+    seed: int,
+    telemetry: Path | None,
 ) -> dict[str, object]:
     """Train once and return one row of the table."""
     torch.manual_seed(seed)
@@ -44,6 +51,9 @@ def train(
     optimizer = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=compression
     )
+
+    if telemetry and name != "dense":
+        compression.telemetry(telemetry, every=20)
 
     began, steps = time.perf_counter(), []
     for epoch in range(epochs):

@@ -16,6 +16,7 @@ def main() -> None:
     from .advise import advise
     from .doctor import doctor
     from .lab import lab
+    from .plot import plot
 
     app = typer.Typer(
         name="gradcomp",
@@ -26,6 +27,7 @@ def main() -> None:
     app.command()(advise)
     app.command()(doctor)
     app.command()(lab)
+    app.command()(plot)
     app.add_typer(bench.app, name="bench")
     app.add_typer(docs.app, name="docs")
     try:

@@ -23,7 +23,7 @@ def step_over_bandwidth(
     Raises:
         GradCompError: There is no matplotlib, or it cannot write such a file.
     """
-    plt = _pyplot()
+    plt = pyplot("--plot")
     here = question.cluster.between.bandwidth
     low, high = min(1.25e7, here / 10), max(1.25e10, here * 10)  # 100 Mbit/s to 100 Gbit/s
     speeds = [low * (high / low) ** (i / (_POINTS - 1)) for i in range(_POINTS)]
@@ -57,13 +57,18 @@ def step_over_bandwidth(
         plt.close(figure)
 
 
-def _pyplot() -> Any:
+def pyplot(what: str) -> Any:
+    """Return ``matplotlib.pyplot``, for pictures that are written to files.
+
+    Args:
+        what: That is asked for, for the message where there is none.
+    """
     try:
         import matplotlib as mpl
     except ImportError:
         raise GradCompError(
             explain(
-                got="--plot without matplotlib",
+                got=f"{what} without matplotlib",
                 expected="matplotlib",
                 do="pip install 'horovod_gradcomp[plot]'",
             )

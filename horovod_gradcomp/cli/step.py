@@ -20,7 +20,7 @@ from ..core.settings import parse_codec
 from . import overhead_worker
 from .local import launcher, run
 from .models import MODELS, shapes_of
-from .step_worker import BASE, MARK
+from .step_worker import BASE, MARK, WATCHED
 
 Row = dict[str, Any]
 
@@ -39,6 +39,9 @@ def step(
     codec: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
         None, help="A codec's string form; several times for several."
     ),
+    telemetry: int = typer.Option(
+        0, min=0, help="Measure each codec again with a record every so many steps; 0: do not."
+    ),
     timeout: float = typer.Option(900.0, min=1.0, help="Seconds until the ranks are ended."),
     json_file: Optional[Path] = typer.Option(  # noqa: UP045
         None, "--json", help="Write the rows to this file."
@@ -51,26 +54,33 @@ def step(
     tensors, as many as the model has; the least of 20 steps counts, and of nine of these the
     median. The file also has the time of the codec itself, and what calls take in the steps of all
     ranks ("own": without taking gradients in and without looking for what is not finite, which are
-    work there). All ranks share this machine, so that no step shows what a slow link would.
+    work there). With --telemetry give as many --steps, or a multiple, so that every turn has its
+    share of records. All ranks share this machine, so that no step shows what a slow link would.
     """
     shapes = shapes_of(model)
     forms = list(codec or FORMS)
     for form in forms:
         parse_codec(form)  # a mistake in the last shows before the first is measured
-    systems = [BASE, *forms]
+    watched = [form + WATCHED for form in forms] if telemetry else []
+    systems = [BASE, *(name for pair in zip(forms, watched or forms) for name in pair)]
+    systems = list(dict.fromkeys(systems))  # in turns, a codec and the same with telemetry
     wanted = {"model": model, "systems": systems, "steps": steps, "rounds": rounds}
+    wanted["telemetry"] = telemetry
     found = launcher()
     if found is None:
         raise GradCompError("there is no horovodrun here; gradcomp doctor says what mends it")
     command = [found, "--gloo", "--disable-cache", "-np", str(ranks), "-H", f"localhost:{ranks}"]
     command += [sys.executable, "-m", "horovod_gradcomp.cli.step_worker", json.dumps(wanted)]
     console = Console()
-    with Console(stderr=True).status(f"{model}: {rounds} turns of {len(forms) + 1} systems"):
+    with Console(stderr=True).status(f"{model}: {rounds} turns of {len(systems)} systems"):
         code, output = run(command, timeout)
     turns = _lines(code, output, MARK)
     calls = {one["system"]: one for one in _calls(model, forms, timeout)}
     rows = [{**_row(name, turns, model, shapes), **calls.get(name, {})} for name in systems]
-    console.print(_table(rows, shapes, ranks))
+    console.print(_table([row for row in rows if row["system"] not in watched], shapes, ranks))
+    for form in forms if telemetry else ():
+        rows.append(_compared(form, turns, telemetry))
+        console.print(_told(rows[-1]), highlight=False)
     if json_file:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
 
@@ -117,6 +127,29 @@ def _row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> 
         **{f"{key}_per_step": median(key) for key in _TIMES},
         "own_us_per_tensor": 1e3 * statistics.median(own) / len(shapes),
     }
+
+
+def _compared(form: str, turns: Sequence[Row], every: int) -> Row:
+    """Return how long a codec's steps take with telemetry, in steps without."""
+    pairs = [
+        [t["step_ms"] for t in turns if t["system"] == name] for name in (form, form + WATCHED)
+    ]
+    ratios = [watched / plain for plain, watched in zip(*pairs)]
+    return {
+        "telemetry_of": form,
+        "every": every,
+        "times_without": statistics.median(ratios),
+        "times_least": min(ratios),
+        "times_most": max(ratios),
+    }
+
+
+def _told(row: Row) -> str:
+    ends = " to ".join(f"{row[key]:.4f}" for key in ("times_least", "times_most"))
+    return (
+        f"{row['telemetry_of']}, a record every {row['every']} steps: {row['times_without']:.4f} "
+        f"times the step without ({ends})"
+    )
 
 
 def _table(rows: Sequence[Row], shapes: Sequence[Any], ranks: int) -> Table:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from typing import Any, Callable
@@ -18,6 +19,9 @@ MARK = "gradcomp-step "
 BASE = "none"
 """Horovod without compression, which others are compared with."""
 
+WATCHED = " with telemetry"
+"""What follows the name of a codec whose steps are recorded."""
+
 _WARM = 3
 
 
@@ -25,11 +29,12 @@ class System:
     """Parameters that are reduced in one way.
 
     Args:
-        name: :data:`BASE`, or the string form of a codec.
+        name: :data:`BASE`, or the string form of a codec, or one with :data:`WATCHED`.
         model: A name that :func:`shapes_of` knows.
+        every: Steps from one record to the next.
     """
 
-    def __init__(self, name: str, model: str) -> None:
+    def __init__(self, name: str, model: str, every: int) -> None:
         import horovod.torch as hvd
         import torch
 
@@ -44,7 +49,9 @@ class System:
         self.compression = hvd.Compression.none
         self.spent = 0.0
         if name != BASE:
-            self.compression = Compression.from_string(name)
+            self.compression = Compression.from_string(name.removesuffix(WATCHED))
+            if name.endswith(WATCHED):
+                self.compression.telemetry(os.devnull, every=every)
             self._time("compress")
             self._time("decompress")
         self.optimizer = hvd.DistributedOptimizer(
@@ -128,7 +135,7 @@ def main() -> None:
 
     systems = []
     for name in wanted["systems"]:
-        system = System(name, wanted["model"])
+        system = System(name, wanted["model"], wanted["telemetry"])
         turn(system, _WARM, wait)
         systems.append(system)
     for _ in range(wanted["rounds"]):

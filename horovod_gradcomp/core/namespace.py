@@ -7,6 +7,7 @@ from typing import Any, Callable
 
 from ..codecs import REGISTRY
 from .errors import SettingsError, explain
+from .guard import guarded
 from .settings import make, signature, split
 
 
@@ -62,6 +63,7 @@ class Namespace:
     """
 
     def __init__(self, build: Callable[..., Any], extra: Sequence[str] = ()) -> None:
+        self._build, self._extra = build, extra
         for name in REGISTRY:
             setattr(self, name, Factory(name, build, extra))
 
@@ -89,6 +91,54 @@ class Namespace:
             make(name, {})  # says what is known
         factory: Factory = getattr(self, name)
         return factory(**{**settings, **options})
+
+    def guarded(
+        self,
+        text: str,
+        *,
+        fallback: str = "fp16",
+        residual_norm: float | None = None,
+        cosine: float | None = None,
+        every: int = 10,
+        patience: int = 1,
+        hold: int = 100,
+        **options: Any,
+    ) -> Any:
+        """Return a compressor that sends with another codec for a while when a bound is crossed.
+
+        Every few steps norms are measured, and their means over all ranks, which every rank reads
+        in the same reduction, are held against the bounds. All ranks fall back at the same step and
+        return at the same step. Nothing is lost: what ranks remember goes out with the fallback.
+        PyTorch only.
+
+        Args:
+            text: As of :meth:`from_string`.
+            fallback: String form of the codec to fall back to; "none" for uncompressed.
+            residual_norm: Most norm of what is left out, in norms of the gradient, above 0.
+            cosine: Least cosine between what was to be sent and what was, -1 to 1.
+            every: Steps from one look to the next, at least 1.
+            patience: Looks in a row that must find a bound crossed, at least 1.
+            hold: Steps of the fallback, at least 1.
+            options: As of ``Compression.<name>``.
+
+        Raises:
+            SettingsError: Neither bound is given, or something is out of range.
+
+        Example:
+            >>> Compression.guarded("topk:ratio=0.01", cosine=0.1)  # doctest: +SKIP
+        """
+        name, settings = split(text)
+        own = {key: options.pop(key) for key in self._extra if key in options}
+        made = guarded(
+            make(name, {**settings, **options}, self._extra),
+            fallback,
+            residual_norm=residual_norm,
+            cosine=cosine,
+            every=every,
+            patience=patience,
+            hold=hold,
+        )
+        return self._build(made, **own)
 
     def resolve(self, given: Any, horovods_none: Any) -> Any:
         """Return the compressor that a ``compression=`` argument means.

@@ -13,6 +13,7 @@ from typing import Any
 from . import hierarchical, twophase
 from .codec import Codec, Combine
 from .errors import SettingsError, explain
+from .guard import Guard
 from .memory import MEMORIES, Memory
 from .options import Options
 from .projection import Composable
@@ -34,6 +35,9 @@ class Settings:
     exceptions: tuple[tuple[str, Settings | None], ...] = ()
     """The rules of the options, with checked settings."""
 
+    guard: Guard | None = None
+    """When to use another codec for a while."""
+
     @property
     def every(self) -> list[Settings]:
         """These settings and those of the rules."""
@@ -49,7 +53,7 @@ class Settings:
     def by_horovod(self) -> bool:
         """Whether payloads are what Horovod itself reduces, in every step."""
         summed = all(phase.codec.combine is Combine.SUM for phase in self.phases)
-        return summed and not self.memory.references
+        return summed and not self.memory.references and self.guard is None
 
     def codec_at(self, step: int) -> Codec:
         """Return the codec of a step."""
@@ -68,6 +72,8 @@ class Settings:
         values = ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self.memory).items())
         options = {k: str(v) for k, v in vars(self.options).items() if k != "memory"}
         memory = f"{memory}:{values}" if values else memory
+        if self.guard is not None:
+            options["guard"] = self.guard.describe()
         return {"codec": describe(self.phases), "memory": memory, **options}
 
     def describe(self) -> str:
@@ -176,6 +182,13 @@ def compose(first: Settings, second: Settings) -> Settings:
                 got=f"options of its own for '{second.codec.describe()}' after '+'",
                 expected="none",
                 why="memory, seed and all other options are those of the codec before '+'",
+            )
+        )
+    if first.guard is not None or second.guard is not None:
+        raise SettingsError(
+            explain(
+                got="'+' with a guarded compressor",
+                expected="both codecs in the string, as in guarded('topk+linear:bits=8', ...)",
             )
         )
     if not isinstance(first.codec, Composable):

@@ -16,12 +16,14 @@ from typing import Any
 from ..core.errors import SettingsError, explain
 from .flavour import BACKEND, LEGACY, hvd, keras, made_by, runtime
 from .optimizer import distribution_of
+from .telemetry import TelemetryCallback
 
 __all__ = [
     "BroadcastGlobalVariablesCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "TelemetryCallback",
 ]
 
 

@@ -27,6 +27,7 @@ from .outside import outside
 from .scaling import LossScale
 from .state import Manifest
 from .steps import Plan, Step, Steps, dense
+from .telemetry import Telemetry
 from .unit import Sent, Unit
 
 Tensor = Any
@@ -94,6 +95,14 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                     got=f"exchange={settings.options.exchange!r}",
                     expected="'auto' or 'allgather'",
                     why="only the torch front end has it so far",
+                )
+            )
+        if settings.guard is not None:
+            raise SettingsError(
+                explain(
+                    got="Compression.guarded in TensorFlow",
+                    expected="it in PyTorch",
+                    why="a graph does not measure what it sends so far",
                 )
             )
         super().__init__(name="compressor")
@@ -283,6 +292,38 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         return object.__hash__(self)
 
     # Numbers -------------------------------------------------------------------------------------
+    def telemetry(self, sink: Any, *, all_ranks: bool = False) -> Telemetry:
+        """Return what writes records of bytes, bad steps and what is remembered.
+
+        Records have the form of the torch front end's. A graph shows neither times nor what a step
+        leaves out, so these are None; the norm of a residual is that between two steps.
+
+        Args:
+            sink: As of the torch front end: a path, a writer of ``tf.summary``, a function.
+            all_ranks: Whether each rank writes its own; give each another path.
+
+        Returns:
+            An object whose ``record()``, called between two steps, writes what there was since the
+            last time; and ``stop()``.
+
+        Raises:
+            SettingsError: The sink is something else, or cannot be written, or Horovod has not been
+                initialized.
+        """
+        return Telemetry(self, sink, all_ranks)
+
+    def residual_norms(self) -> dict[str, float]:
+        """Return the norm of what each variable has not sent yet, under the names of `stats`."""
+        found = {}
+        for label in self.stats()["buckets"]:
+            unit = next(
+                (u for key, u in self._units.items() if _number(key) == _number(label)), None
+            )
+            residual = getattr(unit, "residual", None)
+            if residual is not None:
+                found[label] = float(tf.norm(tf.cast(residual, tf.float32)))
+        return found
+
     def stats(self) -> dict[str, Any]:
         """Return bytes so far, as plain numbers, under the names of the torch front end.
 
@@ -302,6 +343,11 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Compressor({self._settings.describe()})"
+
+
+def _number(name: str) -> str:
+    """Return that part of a name or label which no two variables share."""
+    return name.partition(".")[0]
 
 
 def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:

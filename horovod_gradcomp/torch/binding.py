@@ -25,14 +25,17 @@ from ..core.exchange import Reduce, Request, Scope
 from ..core.route import Team
 from ..core.settings import Settings
 from ..core.stats import Stats
+from ..core.telemetry import WIDTH
 from .agreement import agree
 from .carriers import Carriers
 from .finite import Doubts
 from .layout import lay_out
+from .meter import Listener, Meter
 from .nodes import RollCall, place, settle
 from .regroup import Past, meet
 from .trace import Recorder
 from .unit import Unit
+from .watch import Watch
 
 Tensor = torch.Tensor
 
@@ -85,6 +88,15 @@ class Binding:
         """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
         self.recorder: Recorder | None = None
         """What takes down the steps, while a trace runs."""
+        self.meter: Meter | None = None
+        """What measures some steps, while anybody listens."""
+        self._on_mean = 1.0
+        self.watch: Watch | None = None
+        """What lets all ranks fall back to another codec, where that is wanted."""
+        if settings.guard is not None:
+            self.meter = Meter(self.names)
+            self.watch = Watch(settings.guard, self, self.meter)
+            self.meter.listeners.append(self.watch)
         self._past = Past(0, ())
         self._carriers = Carriers((), self.prefix, process_set)
         self._ranks: tuple[int, ...] = ()
@@ -127,6 +139,11 @@ class Binding:
             self._lift = loss_scale(self.grad_scaler)
             if self.recorder is not None:
                 self.recorder.begin(self.step)
+            if self.watch is not None:
+                self.watch.begin(self.step)
+            if self.meter is not None and self.meter.due(self.step):
+                for unit in self.units:
+                    unit.measure(self._lift)
         elif self.recorder is not None:
             self.recorder.look()
         self._arrived[index] = True
@@ -145,7 +162,7 @@ class Binding:
         else:
             if unit.full:
                 self._send(unit)
-            payload = self._carriers.next(self.step, len(self.params), frozen=frozen)
+            payload = self._carrier(index, frozen=frozen)
             stats.wire_bytes += payload.nbytes
             stats.collectives += 1
         stats.encode_ms += 1e3 * (time.perf_counter() - start)
@@ -176,7 +193,10 @@ class Binding:
                     self.recorder.arrived(unit)
                 unit.finish_reduce(reduced, self._lift)
             else:
-                factor = self._factor(reduced.tolist(), ticket)
+                words = reduced.tolist()
+                factor = self._factor(words, ticket)
+                if self._carriers.wide and self.meter is not None and words[-WIDTH]:
+                    self.meter.hear(ticket.parameter, words[-WIDTH:])
                 unit.finish_own(factor, len(self._ranks), self._lift)
             out = unit.result(member, ticket.dtype)
         self._open -= 1
@@ -184,7 +204,25 @@ class Binding:
             self._end()
         return out
 
+    def listen(self, listener: Listener) -> None:
+        """Measure the steps that a listener wants, from the next one on."""
+        self.meter = self.meter or Meter(self.names)
+        self.meter.listeners.insert(0, listener)  # before the guard, which tells events
+
+    def ignore(self, listener: Listener) -> None:
+        """Measure no more for a listener."""
+        if self.meter is not None:
+            self.meter.listeners.remove(listener)
+            self.meter = self.meter if self.meter.listeners else None
+
     # Inside a step ----------------------------------------------------------------------------
+    def _carrier(self, index: int, *, frozen: bool) -> Tensor:
+        meter, carriers = self.meter, self._carriers
+        if not carriers.filled:
+            told = meter.row if meter is not None else None
+            carriers.fill(self.step, len(self.params), told, measures=meter is not None)
+        return carriers.row(index, frozen=frozen)
+
     def _bypass(self, tensor: Tensor) -> Tensor:
         stats = self.stats.bypassed
         payload = tensor
@@ -243,6 +281,7 @@ class Binding:
         factor = self._carriers.factor(values, self.step, name, frozen=ticket.frozen)
         if self._carriers.some_joined and not begun:
             self._decode_alone()
+        self._on_mean = factor
         return factor
 
     def _decode_alone(self) -> None:
@@ -261,10 +300,14 @@ class Binding:
         for unit in used:
             self._doubts.take(unit.doubts)
         bad = self._doubts.any()
-        for unit in used:
-            unit.drop() if bad else unit.commit()
         self.stats.steps += 1
         self.stats.bad_steps += bad
+        if self.meter is not None:
+            gauges = [unit.gauge for unit in used if unit.gauge is not None]
+            size = len(self._ranks)
+            self.meter.end(self.step, gauges, bad=bad, size=size, factor=self._on_mean)
+        for unit in used:
+            unit.drop() if bad else unit.commit()
         if self.recorder is not None:
             self.recorder.end(bad=bad)
         self._next_step()
@@ -275,6 +318,8 @@ class Binding:
                 unit.abandon()
         self._roll.drain()
         self._carriers.next_step(reuse=False)
+        if self.meter is not None:
+            self.meter.forget()
         if self.recorder is not None:
             self.recorder.end(aborted=True)
         self._next_step()
@@ -289,6 +334,8 @@ class Binding:
             if not unit.idle:
                 unit.forget()
         self._roll.forget()
+        if self.meter is not None:
+            self.meter.forget()
         self._next_step()
         self._carriers = Carriers((), self.prefix, self.process_set)
 
@@ -314,7 +361,8 @@ class Binding:
         model = f"{len(self.params)} of digest {self._fingerprint}"
         facts = {**self.settings.facts(), "parameters": model}
         turns = [unit.turn for unit in self.units]
-        past = self._past._replace(step=self.step, turns=turns)
+        stands = self.watch.standing if self.watch is not None else ()
+        past = self._past._replace(step=self.step, turns=turns, stands=stands)
         more = {"past": past._asdict(), "place": place()}
         told = agree(facts, more, ranks, self.process_set)
         places = [one["place"] for one in told]
@@ -324,8 +372,11 @@ class Binding:
         self.stats.lost_norm += meet(self, [one["past"] for one in told], ranks)
         self._past = Past(0, (), len(ranks), ranks.index(hvd.rank()))
         self._carriers = Carriers(ranks, self.prefix, self.process_set)
+        self._carriers.wide = self.watch is not None
 
     def _next_step(self) -> None:
+        for unit in self.units:
+            unit.gauge = None
         self.step += 1
         self._sending = True
         self._open = 0

@@ -1,7 +1,14 @@
-"""The few floats that Horovod reduces in place of a gradient, and what comes back of them."""
+"""The few floats that Horovod reduces in place of a gradient, and what comes back of them.
+
+Where any rank measures (:mod:`.meter`), carriers are wider by what it tells. That some rank does
+shows in the word that marks the step, which all ranks read in the same reduction; from the next
+step on carriers are wide on all of them, and narrow again when none does any more. So no rank has
+to be asked, and telemetry on one rank alone makes no other one wait.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -11,9 +18,12 @@ from horovod.common.exceptions import HorovodInternalError
 
 from ..core.errors import ExchangeError, explain
 from ..core.exchange import Carrier
+from ..core.telemetry import WIDTH
 
 _PROBE_SECONDS = 20
 """How long to wait before a reduction over other ranks is taken for what it is."""
+_MEASURES = 4.0
+"""Added to the mark by a rank that measures: more than marks of two steps can differ by."""
 
 
 class Carriers:
@@ -31,32 +41,50 @@ class Carriers:
         self._prefix, self._process_set = prefix, process_set
         self._matrix: torch.Tensor | None = None
         self._rows: list[torch.Tensor] = []
-        self._given = 0
+        self.filled = False
+        """Whether there are carriers of the running step."""
+        self._frozen = 0.0
+        self._measuring: int | None = None
+        self.wide = False
+        """Whether carriers of the running step bring sums of :data:`WIDTH`."""
         self._seen: dict[tuple[float, ...], float] = {}
         self._joined: bool | None = None
 
-    def next(self, step: int, count: int, *, frozen: bool) -> torch.Tensor:
-        """Return a carrier of a step that has ``count`` of them, at most.
+    def fill(self, step: int, count: int, told: torch.Tensor | None, *, measures: bool) -> None:
+        """Make all carriers those of a step, at once: Horovod reduces each in place.
 
         Args:
             step: Of this rank.
-            count: Of all carriers.
-            frozen: Whether the parameter no longer trains.
+            count: Of all parameters.
+            told: What to tell all ranks, shape ``(count, WIDTH)``, or None.
+            measures: Whether this rank measures.
         """
-        if not self._given:
-            self._fill(step, count)
-        mine = self._rows[self._given]
-        self._given += 1
+        width = self._width
+        if self._matrix is None or self._matrix.shape[1] != width:
+            self._matrix = torch.empty(count, width)
+            self._rows = list(self._matrix.unbind(0))
+        words = [*Carrier.row(hvd.rank()), _mark(step) + _MEASURES * measures]
+        self._matrix.copy_(torch.tensor(words + [0.0] * (width - len(words))))
+        if self.wide and told is not None:
+            self._matrix[:, len(words) :] = told
+        self._frozen = _mark(step, frozen=True) - _mark(step)
+        self.filled = True
+
+    def row(self, index: int, *, frozen: bool) -> torch.Tensor:
+        """Return a parameter's carrier.
+
+        Args:
+            index: Of the parameter.
+            frozen: Whether it no longer trains.
+        """
+        mine = self._rows[index]
         if frozen:
-            mine[-1] = _mark(step, frozen=True)
+            mine[Carrier.WIDTH] += self._frozen
         return mine
 
-    def _fill(self, step: int, count: int) -> None:
-        """Make all rows those of a step, at once: Horovod reduces each in place."""
-        if self._matrix is None:
-            self._matrix = torch.empty(count, Carrier.WIDTH + 1)
-            self._rows = list(self._matrix.unbind(0))
-        self._matrix.copy_(torch.tensor((*Carrier.row(hvd.rank()), _mark(step))))
+    @property
+    def _width(self) -> int:
+        return Carrier.WIDTH + 1 + WIDTH * self.wide
 
     def next_step(self, *, reuse: bool = True) -> None:
         """Begin another step.
@@ -64,10 +92,13 @@ class Carriers:
         Args:
             reuse: False while Horovod may still write to the carriers of the one before.
         """
-        self._given, self._joined = 0, None
+        self.filled, self._joined = False, None
         self._seen.clear()
         if not reuse:
             self._matrix = None
+        elif self._measuring is not None:
+            self.wide = self._measuring > 0
+        self._measuring = None
 
     @property
     def some_joined(self) -> bool:
@@ -81,16 +112,17 @@ class Carriers:
             values: The reduced carrier.
             step: Of this rank.
             name: Of the parameter, for messages.
-            frozen: As of :meth:`next`.
+            frozen: As of :meth:`row`.
 
         Raises:
             ExchangeError: It was no linear reduction over these ranks, or they are at different
                 steps, or the parameter trains on some of them only.
         """
-        key = (frozen, *values)
+        words = values[: Carrier.WIDTH + 1] if len(values) == self._width else values
+        key = (frozen, *words)
         if key in self._seen:  # as a rule all carriers of a step come back alike
             return self._seen[key]
-        factor = self._seen[key] = self._judge(values, step, name, frozen=frozen)
+        factor = self._seen[key] = self._judge(words, step, name, frozen=frozen)
         return factor
 
     def _judge(self, values: list[float], step: int, name: str, *, frozen: bool) -> float:
@@ -99,8 +131,12 @@ class Carriers:
         factor = self._carrier.joined(values)
         if factor is None or not self._find_out():
             factor = self._carrier.factor(values, name)
-        expected = values[0] * _mark(step, frozen=frozen)
-        if abs(mark - expected) > 1e-4 * expected:
+        here = values[0] / factor * len(self.ranks)  # ranks that have not joined
+        expected = _mark(step, frozen=frozen)
+        measuring = (mark / values[0] - expected) / _MEASURES * here
+        self._measuring = round(measuring) if math.isfinite(measuring) else -1
+        plain = mark - values[0] * _MEASURES * self._measuring / here
+        if self._measuring < 0 or abs(plain - values[0] * expected) > 1e-4 * values[0] * expected:
             raise ExchangeError(
                 explain(
                     got=f"ranks at different steps, or '{name}' frozen on some only; this one has "

@@ -25,6 +25,7 @@ from ..core.stats import Stats
 from . import identity, state
 from .binding import Binding, Ticket
 from .regroup import catch_up
+from .telemetry import Telemetry
 from .trace import Trace
 
 Tensor = torch.Tensor
@@ -67,6 +68,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._said: set[str] = set()
         self._follows_resets = False
         self._trace: Trace | None = None
+        self._telemetry: list[Telemetry] = []
         if grad_scaler is not None and not hasattr(grad_scaler, "_get_scale_async"):
             raise SettingsError(
                 explain(got=f"grad_scaler={grad_scaler!r}", expected="a torch.amp.GradScaler")
@@ -210,6 +212,8 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
     def _add(self, binding: Binding) -> None:
         binding.follows_resets = self._follows_resets
         binding.recorder = self._trace.recorder(binding) if self._trace else None
+        for telemetry in self._telemetry:
+            telemetry.attach(binding)
         self._bindings = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
         self._bindings.insert(0, binding)
         if self._pending:
@@ -390,6 +394,45 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         """
         size = hvd.size() if hvd.is_initialized() else 1
         return self._stats.report(size=size, settings=self._settings.describe())
+
+    def telemetry(self, sink: Any, *, every: int = 100, all_ranks: bool = False) -> Telemetry:
+        """Record some steps from now on: bytes, times, norms, cosines, of layers and in total.
+
+        A record is made for every step whose number (from 0) divides by ``every``: bytes and times
+        are means of the steps since the record before, norms and cosines are those of the step.
+        Beside this rank's own figures it has those of all ranks together that record this step,
+        which ride on the next step's carriers, so that it is written one step late. Where Horovod
+        itself adds payloads up (``randomk``, ``acp``, ``fp16``) there are no carriers, and a
+        record tells of its own rank only. What is sent and remembered stays as it is, to the bit.
+        See ``docs/telemetry.md``.
+
+        Args:
+            sink: A path (JSON lines, which are added to what a file holds), a ``SummaryWriter`` of
+                ``torch.utils.tensorboard``, one of ``tf.summary``, or a function of a record. If it
+                fails later on, that is warned of once, and training goes on.
+            every: Steps from one record to the next, at least 1.
+            all_ranks: Whether each rank writes its own; give each another path. Without it the
+                first rank writes. Ranks that do not call this are not counted in means.
+
+        Returns:
+            An object with ``stop()``, or for a ``with`` block.
+
+        Raises:
+            SettingsError: The sink is something else, or cannot be written, or ``every`` is out of
+                range, or Horovod has not been initialized.
+
+        Example:
+            >>> compression.telemetry("run.jsonl", every=50)  # doctest: +SKIP
+        """
+        return Telemetry(sink, every, all_ranks, self._stats, self._report_to)
+
+    def _report_to(self, telemetry: Telemetry, on: bool) -> None:
+        for binding in self._ordered():
+            telemetry.attach(binding) if on else telemetry.detach(binding)
+        if on:
+            self._telemetry.append(telemetry)
+        else:
+            self._telemetry.remove(telemetry)
 
     def trace(self, path: str | os.PathLike[str], *, gather: bool = True) -> Trace:
         """Return a trace of some steps, to be used in a ``with`` block or by start and stop.

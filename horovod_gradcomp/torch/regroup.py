@@ -30,6 +30,7 @@ class Past(NamedTuple):
         size: How many ranks there were at its last step; 0 if it has met nobody.
         rank: Its place among them.
         norms: Of what each of them remembered, when that was last told.
+        stands: Where its guard stands, if it has one.
     """
 
     step: int
@@ -37,6 +38,7 @@ class Past(NamedTuple):
     size: int = 0
     rank: int = 0
     norms: Sequence[float] = ()
+    stands: Sequence[int] = ()
 
 
 def meet(binding: Binding, told: Sequence[Mapping[str, Any]], ranks: Sequence[int]) -> float:
@@ -62,6 +64,8 @@ def meet(binding: Binding, told: Sequence[Mapping[str, Any]], ranks: Sequence[in
         return 0.0
     root = stayed[0]
     guide = every[root]
+    if binding.watch is not None:
+        binding.watch.stand(guide.stands, guide.step)
     for unit, turn in zip(binding.units, guide.turns):
         unit.prepare(max(guide.step - 1, 0))
         unit.turn = turn
@@ -82,6 +86,10 @@ def catch_up(binding: Binding, root: int) -> None:
     told = torch.tensor([binding.step, *(unit.turn for unit in binding.units)])
     told = hvd.broadcast(told, root, name=f"{binding.prefix}.step")
     binding.step, *turns = told.tolist()
+    if binding.meter is not None:
+        binding.meter.forget()
+    if binding.watch is not None:  # it judges only what all ranks have measured, so all stand alike
+        binding.watch.stand(binding.watch.standing, binding.step)
     for number, (unit, turn) in enumerate(zip(binding.units, turns)):
         unit.prepare(max(binding.step - 1, 0))
         unit.turn = turn

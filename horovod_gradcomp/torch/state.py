@@ -36,6 +36,7 @@ def save_binding(binding: Binding) -> dict[str, Any]:
         "memory": _copied(_parts(binding)),
         "shared": _copied(_shared_parts(binding)),
         "owed": owed_parts(binding),
+        "guard": binding.watch.state() if binding.watch is not None else None,
     }
 
 
@@ -129,7 +130,9 @@ def _mean_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     narrow = {
         slot: {name: part.float() for name, part in table.items()} for slot, table in memory.items()
     }
-    return {**first, "memory": narrow, "owed": {}}
+    guard = first.get("guard")  # what was measured was of other ranks
+    guard = guard and {**guard, "rows": {}}
+    return {**first, "memory": narrow, "owed": {}, "guard": guard}
 
 
 def belongs(binding: Binding, entry: Mapping[str, Any]) -> bool:
@@ -140,6 +143,10 @@ def belongs(binding: Binding, entry: Mapping[str, Any]) -> bool:
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
     before = [unit.phase for unit in binding.units]
+    watch, guard = binding.watch, entry.get("guard") or {"standing": (), "rows": {}}
+    stood = () if watch is None else watch.standing
+    if watch is not None:
+        watch.stand(guard["standing"], entry["step"])
     for unit in binding.units:
         unit.prepare(max(entry["step"] - 1, 0))
     parts = {**_parts(binding), **_shared_parts(binding)}
@@ -160,6 +167,8 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     if faults:
         for unit, phase in zip(binding.units, before):
             unit.phase = phase
+        if watch is not None:
+            watch.stand(stood, binding.step)
         raise StateError("this state does not fit the model: " + "; ".join(faults))
     for slot, here in parts.items():
         for name, part in here.items():
@@ -168,6 +177,8 @@ def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     for name, unit in turns.items():
         unit.turn = entry["turns"][name]
     _load_owed(binding, entry.get("owed", {}))
+    if binding.meter is not None:
+        binding.meter.set_rows(guard["rows"])
 
 
 Tables = dict[str, dict[str, torch.Tensor]]

@@ -100,6 +100,12 @@ class Store:
             if slot == "own":  # the reference of all is behind by it
                 state[part].sub_(owed, alpha=size * self.memory.rate)
 
+    def wanted(self) -> Tensor:
+        """Return what the step's payload stands for, flat float32, before it is encoded."""
+        wanted = self._note if self.memory.references else self.input
+        assert wanted is not None
+        return wanted
+
     def hold(self, index: int) -> None:
         """Let a member send zero in this step, and keep its memory."""
         self._held.add(index)

@@ -23,6 +23,7 @@ from ..core.settings import Settings
 from ..core.stats import Log, UnitStats
 from ..ops import torch as xp
 from .finite import Doubts
+from .meter import Gauge
 from .side import ReducingSide
 from .store import Store
 from .wire import Wire
@@ -57,6 +58,10 @@ class Unit:
         self._mean: Tensor | None = None
         self._round, self._rounds = 0, 1
         self._outcome: exchange.Outcome | None = None
+        self.falls_back = False
+        """Whether the codec of the guard is used."""
+        self.gauge: Gauge | None = None
+        """What measures the running step, if anything does."""
         self.route = Route("whole", None)
         """The exchange of the running step, or of the last."""
         self.phase = self._begin(settings.codec_at(0))
@@ -72,7 +77,10 @@ class Unit:
 
     def prepare(self, step: int) -> None:
         """Take up the codec of a step, with the shared state that a new one begins with."""
+        guard = self._settings.guard
         codec = self._settings.codec_at(step)
+        if guard is not None and self.falls_back:
+            codec = guard.fallback
         if codec is not self.codec:
             self.phase = self._begin(codec)
 
@@ -113,6 +121,8 @@ class Unit:
             self.store.hold(index)
             return
         self.store.take(index, grad, lift=lift, size=team.size)
+        if self.gauge is not None:
+            self.gauge.take(index, grad)
         self.stats.raw_bytes += grad.nbytes
 
     def _set_out(self, step: int, team: Team) -> None:
@@ -127,6 +137,8 @@ class Unit:
     def route_of(self, codec: Codec, team: Team) -> Route:
         """Return the exchange that a codec takes."""
         how = self._settings.options.exchange
+        if self._settings.guard is not None:  # inside nodes nothing is left out that could be seen
+            team = team._replace(nodes=None)
         return route(how, codec, self.memory, self.bucket.shapes, team)
 
     def takes_nodes(self, team: Team) -> bool:
@@ -152,6 +164,8 @@ class Unit:
             rank=team.rank,
             shared=self.shared,
         )
+        if self.gauge is not None:
+            self.gauge.keep(self.store.wanted(), consumed=not self.memory.references)
         codec, start = self._now, functools.partial(exchange.start, own=not self.by_horovod)
         self._rounds = codec.round_count(self.bucket.shapes)
         if self.route.part is not None:
@@ -166,7 +180,7 @@ class Unit:
             codec,
             self.store.input,
             call,
-            want_error=self.memory.wants_error,
+            want_error=self.memory.wants_error or self.gauge is not None,
             name=self.bucket.name,
         )
         self.stats.numel = self.bucket.numel
@@ -303,6 +317,10 @@ class Unit:
         """Take down when it is encoded, on its way and decoded; None takes down no more."""
         self.stats.log = self._wire.log = log
 
+    def measure(self, lift: Any) -> None:
+        """Measure the step that begins."""
+        self.gauge = Gauge(self.bucket, self.stats, lift)
+
     def look(self) -> None:
         """Take note if the own collective is over."""
         self._wire.look()
@@ -336,7 +354,10 @@ class Unit:
         return request
 
     def _finish(self, reply: exchange.Reply, lift: Any) -> None:
-        outcome = self._outcome = self._referred(self._last_reply(reply), lift)
+        outcome = self._last_reply(reply)
+        if self.gauge is not None:
+            self.gauge.finish(outcome.error)
+        outcome = self._outcome = self._referred(outcome, lift)
         self.doubts.add(outcome.bad)
         # The sum of finite inputs may overflow, and so may the factor on it.
         if self.store.holds:

@@ -25,6 +25,7 @@ EVERYWHERE = (
     "broadcasting",
     "metrics",
     "warning",
+    "telemetry",
 )
 ON_TENSORFLOW = (
     "options",
@@ -127,6 +128,22 @@ def test_sparse_gradients():
     assert found["rows"]["difference"] < ROUNDING
     assert ROUNDING < found["compressed"]["difference"] < 0.05
     assert ROUNDING < found["scaled"]["difference"] < 0.05
+
+
+@every_keras
+def test_a_callback_records_training(kind):
+    first, other = reports(kind, "telemetry")
+    expected = {"epochs": [7, 15], "batches": [2, 5, 8, 11, 14, 15]}
+    if kind == "torch":
+        expected = {"epochs": [0, 8], "batches": [0, 3, 6, 9, 12, 15]}
+    for name, steps in expected.items():
+        assert first[name]["steps"] == steps, name
+        assert other[name]["steps"] == [], name
+        assert first[name]["counted"] == steps[-1] + 1
+        assert first[name]["all"] or kind == "torch"
+        assert len(first[name]["layers"][0]) == 2
+        assert all(norm > 0 for norm in first[name]["residuals"] + first[name]["total"])
+    assert "TelemetryCallback with a model" in first["refused"]
 
 
 # Mixed precision ----------------------------------------------------------------------------------

@@ -91,11 +91,11 @@ def test_ranks_come_and_go(how: str) -> None:
     assert len(reports) == 2
     for one in reports:
         assert one["size"] == 2
-        assert one["steps"] == [reports[0]["steps"][0]] * 3
+        assert one["steps"] == [reports[0]["steps"][0]] * 4
         assert one["lost"][0] == pytest.approx(one["off"], rel=1e-3)
         assert one["lost"][0] > 0
     told = [text for one in reports for text in one["told"]]
-    assert len(told) == 2, told
+    assert len(told) == 3, told
     assert all("rank(s) 2" in text and "at the last commit" in text for text in told)
 
 

@@ -75,6 +75,33 @@ def one_process():
     return out
 
 
+@check
+def telemetry():
+    """A record an epoch, and one every few batches, by the first rank alone."""
+    out = {}
+    for name, every in {"epochs": None, "batches": 3}.items():
+        compression, records = topk(), []
+        model = compiled(distributed(compression=compression))
+        callback = hvd.callbacks.TelemetryCallback(records.append, every=every)
+        fit(model, callbacks=[callback])
+        told = compression.stats()
+        sent = sum(r["total"]["wire_bytes"] * r["steps"] for r in records)
+        out[name] = {
+            "steps": [r["step"] for r in records],
+            "all": not records or abs(sent - told["wire_bytes"]) < 1e-4 * told["wire_bytes"],
+            "counted": sum(r["steps"] for r in records),
+            "layers": [sorted(r["layers"]) for r in records[:1]],
+            "residuals": [
+                layer["residual_norm"] for r in records for layer in r["layers"].values()
+            ],
+            "total": [r["total"]["residual_norm"] for r in records],
+        }
+    out["refused"] = message(
+        lambda: fit(compiled(sgd()), callbacks=[hvd.callbacks.TelemetryCallback(print)])
+    )
+    return out
+
+
 def accuracy(model):
     x, y = data()
     return float((np.argmax(model.predict(x, verbose=0), axis=1) == y).mean())

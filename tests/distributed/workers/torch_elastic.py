@@ -20,6 +20,8 @@ KINDS = {
     "topk": lambda: Compression.topk(ratio=0.05, bucket_bytes=8192),
     "acp": lambda: Compression.acp(rank=2, max_rate=1.0),
     "ef21": lambda: Compression.topk(ratio=0.2, memory="ef21"),
+    # Always falls back; the rank that comes is told that this is so.
+    "guarded": lambda: Compression.guarded("powersgd", cosine=1.0, every=2, hold=5, max_rate=1.0),
 }
 HOSTS = Path(os.environ[FOLDER]) / "hosts"
 BEFORE, AFTER = 4, 6
