@@ -267,9 +267,29 @@ def test_payloads_are_those_that_codecs_declare():
     of = question(params=3_000_000)
     assert of.shapes == [(1024, 1024)] * 2 + [(3_000_000 - 2 * 2**20,)]
     (found,) = advice.candidates(of, ["none", "powersgd"], costs.load())
-    assert found.codec.combine is Combine.ROUNDS
-    assert found.payload == found.codec.wire_bytes(*of.shapes)
+    assert found.settings.codec.combine is Combine.ROUNDS
+    assert found.payload == found.settings.codec.wire_bytes(*of.shapes)
     assert found.rounds == 2
+
+
+def test_exchanges_that_a_codec_or_a_framework_lacks_are_left_out():
+    of = question(mbit=100, ranks=64, per_host=8)
+    forms = ["linear", "topk", "cltk", "dgc", "svd"]
+    made = {one.form: one.settings for one in advice.candidates(of, forms, costs.load())}
+    all_three = ("allgather", "two_phase", "hierarchical")
+    assert advice.allowed(of, made["linear"]) == advice.allowed(of, made["topk"]) == all_three
+    assert advice.allowed(of, made["cltk"]) == ("allreduce",)
+    assert advice.allowed(of, made["dgc"]) == all_three[:2]  # momentum, and few values
+    assert advice.allowed(of, made["svd"]) == all_three[:1]  # it sees a matrix as a whole
+    tensorflow = replace(of, framework="tensorflow")
+    assert advice.allowed(tensorflow, made["linear"]) == all_three[:1]
+    found = {row.codec: row.cost.exchange for row in ask(tensorflow).rows}
+    assert {*found.values()} == {"allreduce", "allgather"}
+    forced = ask(replace(of, exchange="two_phase"), ["svd", "linear"])
+    assert {row.codec: row.cost.exchange for row in forced.rows} == {
+        "svd": "allgather",
+        "linear": "two_phase",
+    }
 
 
 def test_an_exchange_can_be_demanded():

@@ -16,7 +16,14 @@ from horovod_gradcomp.core.cost import (
     pipeline,
 )
 from horovod_gradcomp.core.errors import SettingsError
-from horovod_gradcomp.core.links import Cluster, Link, alltoall, ring_allgather, ring_allreduce
+from horovod_gradcomp.core.links import (
+    Cluster,
+    Link,
+    alltoall,
+    fitted,
+    ring_allgather,
+    ring_allreduce,
+)
 
 FAST = Link(bandwidth=1000.0, latency=0.0)
 SLOW = Link(bandwidth=100.0, latency=0.5)  # bytes and seconds that can be added up by hand
@@ -50,6 +57,17 @@ def test_alltoall():
     # All at home: 3 others, 100 bytes each.
     assert alltoall(Cluster(4, 4, SLOW, FAST), 400) == pytest.approx(3 * 0.1)
     assert alltoall(LONELY, 400) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_a_link_is_found_again_from_what_it_takes(ranks):
+    link = Link(bandwidth=1e8, latency=2e-4)
+    ring = Cluster(ranks, 1, link, link)
+    told = [(nbytes, ring_allreduce(ring, nbytes)) for nbytes in (1e3, 1e7)]
+    found = fitted(ranks, *told)
+    assert found.bandwidth == pytest.approx(link.bandwidth)
+    assert found.latency == pytest.approx(link.latency)
+    assert fitted(ranks, (1e3, 0.1), (1e6, 0.1)).bandwidth == math.inf
 
 
 def test_pipeline():
@@ -174,18 +192,22 @@ def test_which_exchanges_there_are():
     assert {*exchanges(Combine.GATHER, PAIRS), "allreduce"} == set(EXCHANGES)
 
 
+def best(job, cluster, speed):
+    return cheapest(exchanges(Combine.GATHER, cluster), job, cluster, speed)
+
+
 def test_the_best_exchange_depends_on_payload_and_ranks():
     link = Link(bandwidth=1.25e9, latency=50e-6)
     few, many = (Cluster(ranks=n, per_host=1, between=link, inside=link) for n in (2, 64))
     tiny, large = (Job(raw=4e8, payload=p) for p in (4e4, 1e8))
-    assert cheapest(Combine.GATHER, tiny, few, SPEED).exchange == "allgather"
-    assert cheapest(Combine.GATHER, large, many, Speed()).exchange == "two_phase"
+    assert best(tiny, few, SPEED).exchange == "allgather"
+    assert best(large, many, Speed()).exchange == "two_phase"
     inside = Link(bandwidth=1e11, latency=2e-6)
     two, eight = (Cluster(ranks=n, per_host=8, between=link, inside=inside) for n in (16, 64))
-    assert cheapest(Combine.GATHER, large, two, Speed()).exchange == "hierarchical"
-    assert cheapest(Combine.GATHER, large, eight, Speed()).exchange == "hierarchical"
+    assert best(large, two, Speed()).exchange == "hierarchical"
+    assert best(large, eight, Speed()).exchange == "hierarchical"
     slow = Cluster(ranks=64, per_host=8, between=link, inside=link)
-    assert cheapest(Combine.GATHER, large, slow, Speed()).exchange == "two_phase"
+    assert best(large, slow, Speed()).exchange == "two_phase"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ Systems", arXiv:2103.00543, for the step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Callable
 
@@ -213,7 +214,6 @@ def dense(job: Job, cluster: Cluster) -> Cost:
     return cost("allreduce", plain, cluster, Speed())
 
 
-def cheapest(combine: Combine, job: Job, cluster: Cluster, speed: Speed) -> Cost:
-    """Return the shortest step among the exchanges that suit how payloads combine."""
-    every = [cost(name, job, cluster, speed) for name in exchanges(combine, cluster)]
-    return min(every, key=lambda each: each.step)
+def cheapest(names: Sequence[str], job: Job, cluster: Cluster, speed: Speed) -> Cost:
+    """Return the shortest step among exchanges, such as :func:`exchanges` names."""
+    return min((cost(name, job, cluster, speed) for name in names), key=lambda each: each.step)

@@ -117,6 +117,20 @@ def alltoall(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
     return messages * max(between, (local - 1) * stay.seconds(part))
 
 
+def fitted(ranks: int, small: tuple[float, float], large: tuple[float, float]) -> Link:
+    """Return the slowest link of a ring, from two measured allreduces.
+
+    Args:
+        ranks: Who took part, at least 2.
+        small: Bytes and seconds of a short one: what it takes counts as latency.
+        large: Those of a long one. If it took no longer, the link has no limit that shows.
+    """
+    steps, (few, soon), (many, late) = 2 * (ranks - 1), small, large
+    slope = (late - soon) / (many - few) / steps * ranks  # seconds a byte of a message
+    bandwidth = 1 / slope if slope > 0 else math.inf
+    return Link(bandwidth, max(0.0, soon / steps - few / ranks / bandwidth))
+
+
 def fused(nbytes: float) -> int:
     """Return how many messages Horovod makes of what waits for a busy link."""
     return max(1, math.ceil(nbytes / FUSED_BYTES))
