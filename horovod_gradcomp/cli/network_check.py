@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -85,18 +86,19 @@ def predict(system: str, facts: dict[str, Any], alone: Row, costs: Costs) -> Cos
         return None
     backward = alone["backward_ms"] / 1e3
     forward = alone["step_ms"] / 1e3 - backward
-    compute = {"forward": forward, "backward": backward}
+    computed = Job(raw=0.0, payload=0.0, forward=forward, backward=backward)
     raw = 4.0 * sum(map(math.prod, shapes))
     if plain in (*HOROVOD, *DDP):
         narrow = plain.endswith("fp16")
         speed = _speed("fp16", facts, costs) if narrow else Speed()
         pieces = len(shapes) if plain in HOROVOD else 1 + math.ceil(raw / _DDP_BUCKET)
-        job = Job(raw=raw, payload=raw / 2 if narrow else raw, buckets=pieces, **compute)
+        sent = raw / 2 if narrow else raw
+        job = replace(computed, raw=raw, payload=sent, buckets=pieces)
         return cost("allreduce", job, cluster, speed)
     form = plain.removeprefix("gradcomp ")
     settings = assemble(parse_codec(form), Options())
     speed = _speed(form, facts, costs)
-    return _ours(settings, shapes, cluster, speed, compute)
+    return _ours(settings, shapes, cluster, speed, computed)
 
 
 def _ours(
@@ -104,19 +106,19 @@ def _ours(
     shapes: Sequence[Shape],
     cluster: Cluster,
     speed: Speed,
-    compute: dict[str, float],
+    computed: Job,
 ) -> Cost:
     codec = settings.codec
     packed = [s for s in shapes if policy.choose(settings, "", s) is not None]
     rest = 4.0 * sum(math.prod(s) for s in shapes if policy.choose(settings, "", s) is None)
     entries = [(str(i), shape) for i, shape in enumerate(reversed(packed))]
     laid = buckets(entries, settings.options.bucket_bytes, together=not settings.by_horovod)
-    job = Job(
+    job = replace(
+        computed,
         raw=4.0 * sum(map(math.prod, packed)),
         payload=codec.wire_bytes(*packed) + rest,
         buckets=len(laid),
         rounds=codec.round_count(packed),
-        **compute,
     )
     if codec.combine is not Combine.GATHER:
         return cost("allreduce", job, cluster, speed)

@@ -70,7 +70,7 @@ class Chooser(Factory):
         super().__init__("none", build, extra)
         self.__name__, self.__doc__ = "auto", Chooser.__doc__
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = [("candidates", None), ("budget", BUDGET)]
+        own: list[tuple[str, Any]] = [("candidates", None), ("budget", BUDGET)]
         own += [(field.name, field.default) for field in dataclasses.fields(Options)]
         own += [(name, None) for name in extra]
         self.__signature__ = inspect.Signature(
