@@ -201,7 +201,7 @@ def _cells(payload: float, cost: Cost) -> tuple[str, ...]:
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
 def _notes(question: Question, advice: Advice, measured: Costs) -> list[str]:

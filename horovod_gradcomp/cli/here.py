@@ -35,6 +35,7 @@ def look(device: str) -> Here:
         import torch
 
         from ..torch import probe
+        from ..torch.agreement import gathered
     except ImportError as error:
         raise GradCompError(
             explain(
@@ -52,7 +53,7 @@ def look(device: str) -> Here:
                 do="horovodrun -np 4 -H host-a:2,host-b:2 gradcomp advise --measure --params 100e6",
             )
         )
-    if not hvd.is_homogeneous():
+    if len({*gathered(hvd.local_size(), "gradcomp.advise.hosts")}) > 1:
         raise SettingsError(
             explain(
                 got="--measure on hosts of different numbers of ranks",

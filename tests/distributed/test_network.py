@@ -68,7 +68,8 @@ def content(*rows, shapes=((1000, 1000), (1000,))):
     """A run in which computing takes one second, 0.6 of it the backward pass."""
     found = []
     for name, step_ms, *choice in ((ALONE, 1000.0), *rows):
-        row = network._row(name, [{**turn(name, step_ms), "backward_ms": 600.0}], FACTS)
+        turns = [turn("horovod none", 5000.0), {**turn(name, step_ms), "backward_ms": 600.0}]
+        row = network._row(name, turns, FACTS)
         found.append({**row, "model": "m", "bandwidth": "b", "choice": (choice or [None])[0]})
     about = {"command": "c", "machine": "m", "date": "d", "load": "1.0"}
     return {"about": about, "facts": [{**FACTS, "shapes": shapes}], "rows": found}
