@@ -1,6 +1,7 @@
 """The cost model, against cases worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -125,6 +126,25 @@ def test_overlap():
     assert parts("allgather", buckets=2) == pytest.approx(expected)
     expected = (*expected[:-1], 1 + 3 + 2.7 + 2.0)
     assert parts("allgather", buckets=2, overlap=False) == pytest.approx(expected)
+
+
+def test_without_a_spare_processor_sending_takes_from_computing():
+    # Each of 4 pieces takes 0.5 on the link, of which 0.4 of the processor; the last one's is free.
+    assert pipeline(4.0, 2.0, 4, work=1.6) == pytest.approx(4.0 + 3 * 0.4 + 0.5)
+    assert pipeline(1.0, 8.0, 4, work=1.6) == pytest.approx(0.25 + 8.0)  # the link decides
+    assert pipeline(4.0, 2.0, 1, work=1.6) == pytest.approx(6.0)
+    assert pipeline(4.0, 2.0, 2, work=9.0) == pipeline(4.0, 2.0, 2, work=2.0)  # no more than all
+    link = Link(bandwidth=100.0, latency=0.5, work=0.01)
+    busy = Cluster(ranks=4, per_host=1, between=link, inside=FAST, spare=False)
+    # Of 120 bytes 1.2 seconds, half of them while backward and encoding go on, which take 8.
+    expected = 1 + 8 + 0.6 + 1.35 + 2.0
+    changed = {"buckets": 2, "backward": 7.0}
+    assert parts("allgather", busy, **changed)[5] == pytest.approx(expected)
+    with_spare = replace(busy, spare=True)
+    assert parts("allgather", with_spare, **changed)[5] == pytest.approx(expected - 0.6)
+    # The second of two rounds waits for the first: only that one's 30 bytes count.
+    late = parts("allreduce", busy, rounds=2, **changed)[5]
+    assert late - parts("allreduce", with_spare, rounds=2, **changed)[5] == pytest.approx(0.15)
 
 
 def test_two_phase():

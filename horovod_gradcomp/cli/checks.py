@@ -174,9 +174,7 @@ def _host_name() -> Finding:
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
-        found = (
-            f"'{name}' does not resolve ({error}): Gloo's process sets look it up, on one host, too"
-        )
+        found = f"'{name}' does not resolve ({error}): over Gloo, ranks crash, on one host, too"
         return Finding("host name", BAD, found, fix)
     if address.startswith("127."):
         return Finding(

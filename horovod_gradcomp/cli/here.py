@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import NamedTuple
 
 from ..core.errors import GradCompError, SettingsError, explain
@@ -69,5 +70,6 @@ def look(device: str) -> Here:
     if device == "cpu":
         slow = probe.slowest(1 / copy_speed(), "gradcomp.advise.copy", hvd.global_process_set)
         copy = 1 / slow
-    cluster = Cluster(hvd.size(), hvd.local_size(), between, inside)
+    spare = device == "cuda" or (os.cpu_count() or 1) > hvd.local_size() * torch.get_num_threads()
+    cluster = Cluster(hvd.size(), hvd.local_size(), between, inside, spare)
     return Here(cluster, copy, hvd.rank() == 0)

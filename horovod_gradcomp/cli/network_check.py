@@ -80,7 +80,7 @@ def predict(system: str, facts: dict[str, Any], alone: Row, costs: Costs) -> Cos
     """
     shapes = [tuple(shape) for shape in facts["shapes"]]
     link = Link(**facts["link"])
-    cluster = Cluster(facts["ranks"], 1, link, link)
+    cluster = Cluster(facts["ranks"], 1, link, link, spare=facts["spare"])
     plain = HOROVOD[0] if system == "none" else system
     if plain in (ALONE, _PRIVATE):
         return None

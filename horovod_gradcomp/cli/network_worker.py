@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -161,6 +162,7 @@ def facts(system: System) -> dict[str, Any]:
     copy = 1 / probe.slowest(1 / copy_speed(), "copy", hvd.global_process_set)
     return {
         "ranks": hvd.size(),
+        "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors
         "link": vars(probe.ring("link")),
         "copy": copy,
         "shapes": system.shapes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from typing import Any, Callable
 
 import horovod.torch as hvd
@@ -15,8 +16,8 @@ from .agreement import gathered
 _SMALL, _FIRST, _LARGEST = 2**10, 2**18, 2**24
 """Bytes: of what tells the latency, and of the first and the largest that tell the bandwidth."""
 
-_LONG = 0.03
-"""Seconds that are enough to tell a bandwidth."""
+_LONG, _TIMES = 0.03, 4
+"""What is enough to tell a bandwidth: seconds, and so many times those of the latency."""
 
 _REPEATS = 3
 
@@ -38,8 +39,10 @@ def ring(
     def run(data: torch.Tensor, label: str) -> None:
         hvd.allreduce_(data, name=label, op=hvd.Sum, process_set=process_set)
 
-    small, large = _two_sizes(run, name, process_set, device)
-    return fitted(len(process_set.ranks or range(hvd.size())), small, large)
+    ranks = len(process_set.ranks or range(hvd.size()))
+    small, large, busy = _two_sizes(run, name, process_set, device)
+    sent = 2 * (ranks - 1) / ranks * large[0]
+    return replace(fitted(ranks, small, large), work=busy / sent)
 
 
 def neighbours(name: str, device: torch.device | None = None) -> Link:
@@ -59,33 +62,41 @@ def neighbours(name: str, device: torch.device | None = None) -> Link:
         splits[following] = data.numel()
         hvd.alltoall(data, splits, name=label)
 
-    (few, soon), (many, late) = _two_sizes(run, name, hvd.global_process_set, device)
+    (few, soon), (many, late), busy = _two_sizes(run, name, hvd.global_process_set, device)
     speed = (many - few) / (late - soon) if late > soon else math.inf
-    return Link(speed, max(0.0, soon - few / speed))
+    return Link(speed, max(0.0, soon - few / speed), busy / many)
 
 
 def _two_sizes(
     run: Callable[[torch.Tensor, str], Any], name: str, process_set: Any, device: Any
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return bytes and seconds of a short collective, and of one long enough to tell a speed."""
+) -> tuple[tuple[float, float], tuple[float, float], float]:
+    """Return bytes and seconds of a short collective and of a long one, and a processor's in it."""
 
-    def seconds(nbytes: int) -> float:
+    def seconds(nbytes: int) -> tuple[float, float]:
         data, label = torch.zeros(nbytes // 4, device=device), f"{name}.{nbytes}"
-        return slowest(quickest(lambda: run(data, label)), f"{label}.told", process_set)
+        took = quickest(lambda: run(data, label))
+        taken, busy = zip(*gathered(took, f"{label}.told", process_set))
+        return max(taken), max(busy)
 
-    small, nbytes = seconds(_SMALL), _FIRST
-    while (large := seconds(nbytes)) < _LONG and nbytes < _LARGEST:
+    (small, _), nbytes = seconds(_SMALL), _FIRST
+    large, busy = seconds(nbytes)
+    while large < max(_LONG, _TIMES * small) and nbytes < _LARGEST:
         nbytes *= 4
-    return (_SMALL, small), (nbytes, large)
+        large, busy = seconds(nbytes)
+    return (_SMALL, small), (nbytes, large), busy
 
 
-def quickest(run: Callable[[], Any], repeats: int = _REPEATS) -> float:
-    """Return the seconds of the fastest of some runs, after one that does not count."""
+def quickest(run: Callable[[], Any], repeats: int = _REPEATS) -> tuple[float, float]:
+    """Return the seconds of the fastest of some runs, after one that does not count.
+
+    Returns:
+        By the clock, and of processors in all threads of this process.
+    """
     times = []
     for _ in range(1 + repeats):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         run()
-        times.append(time.perf_counter() - start)
+        times.append((time.perf_counter() - start, time.process_time() - used))
     return min(times[1:])
 
 

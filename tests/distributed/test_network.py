@@ -61,7 +61,8 @@ def test_models():
 
 
 LINK = {"bandwidth": 1e6, "latency": 0.0}
-FACTS = {"model": "m", "bandwidth": "b", "hosts": 2, "ranks": 2, "link": LINK, "copy": 1e9}
+FACTS = {"model": "m", "bandwidth": "b", "hosts": 2, "ranks": 2, "spare": True}
+FACTS |= {"link": LINK, "copy": 1e9}
 
 
 def content(*rows, shapes=((1000, 1000), (1000,))):
