@@ -61,9 +61,8 @@ def check(content: dict[str, Any], costs: Costs) -> list[Checked]:
         mine = [row for row in content["rows"] if _alike(row, facts)]
         (alone,) = (row for row in mine if row["system"] == ALONE)
         for row in mine:
-            found = predict(
-                row["choice"] if row["system"] == AUTO else row["system"], facts, alone, costs
-            )
+            name = row["choice"] if row["system"] == AUTO else row["system"]
+            found = predict(name, facts, alone, costs)
             if found is not None:
                 out.append(Checked(row, found, 1e3 * found.step))
     return out
