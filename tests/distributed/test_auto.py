@@ -19,6 +19,7 @@ CHECKS = (
     "ranks_with_other_choices_say_so",
     "an_optimizer_that_adapts",
     "log_and_join",
+    "two_optimizers_and_a_trace",
 )
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 

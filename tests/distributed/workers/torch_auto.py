@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
+import os
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -26,7 +29,7 @@ from horovod_gradcomp.torch import (
     StateError,
     rehearsal,
 )
-from tests.distributed.launch import report
+from tests.distributed.launch import FOLDER, report
 
 MILD, STRONG = "linear:bits=8,block=64", "topk:ratio=0.02"
 FORMS = [MILD, STRONG]
@@ -284,6 +287,31 @@ def log_and_join() -> None:
     assert all(f"chose {STRONG}: " in line for line in lines)
 
 
+def two_optimizers_and_a_trace() -> None:
+    """One object serves both; each chooses for itself, and a trace follows the new buckets."""
+    run = Run()
+    other = torch.nn.Parameter(torch.ones(50, 50))
+    second = hvd.DistributedOptimizer(
+        torch.optim.SGD([other], lr=0.1),
+        named_parameters=[("other", other)],
+        compression=run.compression,
+    )
+    folder = Path(os.environ[FOLDER])
+    with measured(STRONG_WINS), run.compression.trace(folder / "trace.json"):
+        while not all(one["settled"] for one in [run.told, *run.compression.stats()["auto"]]):
+            run.step(SLOW if run.choice is None else 0.0)
+            (other * other).sum().backward()
+            second.step()
+            second.zero_grad()
+    first, mine = run.compression.stats()["auto"]
+    assert first["choice"] == STRONG
+    assert mine["choice"] in ("none", *FORMS)
+    run.check_books()
+    if hvd.rank() == 0:
+        events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+        assert {"encode w1+1", "decode w1+1", "step 0"} <= {event["name"] for event in events}
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -297,6 +325,7 @@ CHECKS = {
         ranks_with_other_choices_say_so,
         an_optimizer_that_adapts,
         log_and_join,
+        two_optimizers_and_a_trace,
     )
 }
 
