@@ -1,8 +1,8 @@
 """What the cost model predicts for the rows of ``gradcomp bench network``, beside what they took.
 
-Nothing is taken from the row itself: links and the speed of a copy are those that the same run
-measured before the first turn, computing is what a step without any exchange took, and codecs cost
-what is known of them, as in ``gradcomp advise``.
+Nothing is taken from the row itself: links are those that the same run measured before the first
+turn, and the speed of a copy is the median of all turns; computing is what a step without any
+exchange took, and codecs cost what is known of them, as in ``gradcomp advise``.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ _MODEL = """\
 ## The cost model
 
 What the model of `gradcomp advise` (`core/cost.py`) predicts for these rows, in milliseconds, from
-the links and the copy speed that the same run measured before its first turn, from the steps
-without an exchange, and from the packaged costs of codecs.
+the links that the same run measured before its first turn, from the speed of a copy (the median of
+all turns), from the steps without an exchange, and from the packaged costs of codecs.
 
 {summary}.
 

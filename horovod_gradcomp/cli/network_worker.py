@@ -33,6 +33,7 @@ _ONE_BUCKET_MB = 100_000
 """For DDP's PowerSGD hook: over Gloo it starts the later sums of several buckets in an order that
 differs between ranks, which ends in "Received data size doesn't match expected size"."""
 
+_COPIED, _COPIES = 32 * 2**20, 4
 _INSIDE = "wire_bytes", "encode_ms", "wait_ms", "decode_ms"
 Told = Callable[[], Mapping[str, Any]]
 
@@ -131,6 +132,8 @@ def _horovod(optimizer: Any, model: Any, name: str) -> tuple[Any, Told]:
 def turn(system: System, steps: int, wait: Callable[[], None]) -> Mapping[str, Any]:
     """Return time and bytes a step of some steps; ``wait`` returns once all ranks are there."""
     wait()
+    copy = _copy_speed()
+    wait()
     told, counted = system.told(), int(_COUNTER.read_text())
     start = time.perf_counter()
     for _ in range(steps):
@@ -147,9 +150,21 @@ def turn(system: System, steps: int, wait: Callable[[], None]) -> Mapping[str, A
         "step_ms": 1e3 * seconds / steps,
         "mb_per_step": None if wire is None else wire / 1e6,
         "iface_mb_per_step": counted / steps / 1e6,
+        "copy": copy,
         **inside,
         **({"choice": chosen[0]} if chosen else {}),
     }
+
+
+def _copy_speed() -> float:
+    """Return the bytes a second of some copies, all of them, so that the load of all shows."""
+    import torch
+
+    source, target = torch.ones(_COPIED // 4), torch.ones(_COPIED // 4)
+    start = time.perf_counter()
+    for _ in range(_COPIES):
+        target.copy_(source)
+    return _COPIED * _COPIES / (time.perf_counter() - start)
 
 
 def facts(system: System) -> dict[str, Any]:
@@ -157,14 +172,11 @@ def facts(system: System) -> dict[str, Any]:
     import horovod.torch as hvd
 
     from ..torch import probe
-    from .costs import copy_speed
 
-    copy = 1 / probe.slowest(1 / copy_speed(), "copy", hvd.global_process_set)
     return {
         "ranks": hvd.size(),
         "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors
         "link": vars(probe.ring("link")),
-        "copy": copy,
         "shapes": system.shapes,
         "batch": system.batch,
     }
