@@ -104,6 +104,11 @@ def test_a_further_payload_costs_what_more_ranks_cost():
     assert (speed.encode, speed.decode, speed.decode_more) == (250.0, 500.0, 2000.0)
 
 
+def test_a_step_looks_twice_whether_all_is_finite():
+    found = costs.Costs([{**ROW, "check_x": 0.5}], {}).of("topk", "torch", "cpu")
+    assert (found.encode, found.decode, found.decode_more) == (4.5, 2.5, 2.0)
+
+
 def test_one_number_of_ranks_gives_an_upper_bound():
     found = costs.Costs([{**ROW, "ranks": 4}], {}).of("topk", "torch", "cpu")
     assert (found.decode, found.decode_more) == (0.5, 0.5)
@@ -141,7 +146,7 @@ def test_every_codec_is_in_the_package(framework):
 
 def test_rows_are_gathered_with_machine_and_day(tmp_path):
     for name, ranks in (("a", 1), ("b", 9)):
-        rows = [{**ROW, "ranks": ranks, "spread": 1.0, "encode_x": 1 / 3}]
+        rows = [{**ROW, "ranks": ranks, "spread": 1.0, "encode_x": 1 / 3, "check_x": 0.5}]
         (tmp_path / name).write_text(json.dumps(rows))
     out = tmp_path / "costs.json"
     files = [str(tmp_path / name) for name in ("a", "b")]
@@ -149,7 +154,7 @@ def test_rows_are_gathered_with_machine_and_day(tmp_path):
     assert done.returncode == 0, done.stderr
     table = costs.load(out)
     assert [row["ranks"] for row in table.rows] == [1, 9]
-    assert table.rows[0] == {**ROW, "encode_x": 0.3333}
+    assert table.rows[0] == {**ROW, "encode_x": 0.3333, "check_x": 0.5}
     assert table.about["machine"] == costs.machine()
     assert table.about["date"].count("-") == 2
 
@@ -267,9 +272,29 @@ def test_payloads_are_those_that_codecs_declare():
     of = question(params=3_000_000)
     assert of.shapes == [(1024, 1024)] * 2 + [(3_000_000 - 2 * 2**20,)]
     (found,) = advice.candidates(of, ["none", "powersgd"], costs.load())
-    assert found.codec.combine is Combine.ROUNDS
-    assert found.payload == found.codec.wire_bytes(*of.shapes)
+    assert found.settings.codec.combine is Combine.ROUNDS
+    assert found.payload == found.settings.codec.wire_bytes(*of.shapes)
     assert found.rounds == 2
+
+
+def test_exchanges_that_a_codec_or_a_framework_lacks_are_left_out():
+    of = question(mbit=100, ranks=64, per_host=8)
+    forms = ["linear", "topk", "cltk", "dgc", "svd"]
+    made = {one.form: one.settings for one in advice.candidates(of, forms, costs.load())}
+    all_three = ("allgather", "two_phase", "hierarchical")
+    assert advice.allowed(of, made["linear"]) == advice.allowed(of, made["topk"]) == all_three
+    assert advice.allowed(of, made["cltk"]) == ("allreduce",)
+    assert advice.allowed(of, made["dgc"]) == all_three[:2]  # momentum, and few values
+    assert advice.allowed(of, made["svd"]) == all_three[:1]  # it sees a matrix as a whole
+    tensorflow = replace(of, framework="tensorflow")
+    assert advice.allowed(tensorflow, made["linear"]) == all_three[:1]
+    found = {row.codec: row.cost.exchange for row in ask(tensorflow).rows}
+    assert {*found.values()} == {"allreduce", "allgather"}
+    forced = ask(replace(of, exchange="two_phase"), ["svd", "linear"])
+    assert {row.codec: row.cost.exchange for row in forced.rows} == {
+        "svd": "allgather",
+        "linear": "two_phase",
+    }
 
 
 def test_an_exchange_can_be_demanded():

@@ -31,6 +31,7 @@ ROW = {
     "numel": int,
     "threads": int,
     "ranks": int,
+    "check_x": float,
     "encode_x": float,
     "decode_x": float,
     "bytes_per_elem": float,

@@ -1,6 +1,7 @@
 """The cost model, against cases worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -16,7 +17,14 @@ from horovod_gradcomp.core.cost import (
     pipeline,
 )
 from horovod_gradcomp.core.errors import SettingsError
-from horovod_gradcomp.core.links import Cluster, Link, alltoall, ring_allgather, ring_allreduce
+from horovod_gradcomp.core.links import (
+    Cluster,
+    Link,
+    alltoall,
+    fitted,
+    ring_allgather,
+    ring_allreduce,
+)
 
 FAST = Link(bandwidth=1000.0, latency=0.0)
 SLOW = Link(bandwidth=100.0, latency=0.5)  # bytes and seconds that can be added up by hand
@@ -50,6 +58,17 @@ def test_alltoall():
     # All at home: 3 others, 100 bytes each.
     assert alltoall(Cluster(4, 4, SLOW, FAST), 400) == pytest.approx(3 * 0.1)
     assert alltoall(LONELY, 400) == 0
+
+
+@pytest.mark.parametrize("ranks", [2, 5])
+def test_a_link_is_found_again_from_what_it_takes(ranks):
+    link = Link(bandwidth=1e8, latency=2e-4)
+    ring = Cluster(ranks, 1, link, link)
+    told = [(nbytes, ring_allreduce(ring, nbytes)) for nbytes in (1e3, 1e7)]
+    found = fitted(ranks, *told)
+    assert found.bandwidth == pytest.approx(link.bandwidth)
+    assert found.latency == pytest.approx(link.latency)
+    assert fitted(ranks, (1e3, 0.1), (1e6, 0.1)).bandwidth == math.inf
 
 
 def test_pipeline():
@@ -107,6 +126,25 @@ def test_overlap():
     assert parts("allgather", buckets=2) == pytest.approx(expected)
     expected = (*expected[:-1], 1 + 3 + 2.7 + 2.0)
     assert parts("allgather", buckets=2, overlap=False) == pytest.approx(expected)
+
+
+def test_without_a_spare_processor_sending_takes_from_computing():
+    # Each of 4 pieces takes 0.5 on the link, of which 0.4 of the processor; the last one's is free.
+    assert pipeline(4.0, 2.0, 4, work=1.6) == pytest.approx(4.0 + 3 * 0.4 + 0.5)
+    assert pipeline(1.0, 8.0, 4, work=1.6) == pytest.approx(0.25 + 8.0)  # the link decides
+    assert pipeline(4.0, 2.0, 1, work=1.6) == pytest.approx(6.0)
+    assert pipeline(4.0, 2.0, 2, work=9.0) == pipeline(4.0, 2.0, 2, work=2.0)  # no more than all
+    link = Link(bandwidth=100.0, latency=0.5, work=0.01)
+    busy = Cluster(ranks=4, per_host=1, between=link, inside=FAST, spare=False)
+    # Of 120 bytes 1.2 seconds, half of them while backward and encoding go on, which take 8.
+    expected = 1 + 8 + 0.6 + 1.35 + 2.0
+    changed = {"buckets": 2, "backward": 7.0}
+    assert parts("allgather", busy, **changed)[5] == pytest.approx(expected)
+    with_spare = replace(busy, spare=True)
+    assert parts("allgather", with_spare, **changed)[5] == pytest.approx(expected - 0.6)
+    # The second of two rounds waits for the first: only that one's 30 bytes count.
+    late = parts("allreduce", busy, rounds=2, **changed)[5]
+    assert late - parts("allreduce", with_spare, rounds=2, **changed)[5] == pytest.approx(0.15)
 
 
 def test_two_phase():
@@ -174,18 +212,22 @@ def test_which_exchanges_there_are():
     assert {*exchanges(Combine.GATHER, PAIRS), "allreduce"} == set(EXCHANGES)
 
 
+def best(job, cluster, speed):
+    return cheapest(exchanges(Combine.GATHER, cluster), job, cluster, speed)
+
+
 def test_the_best_exchange_depends_on_payload_and_ranks():
     link = Link(bandwidth=1.25e9, latency=50e-6)
     few, many = (Cluster(ranks=n, per_host=1, between=link, inside=link) for n in (2, 64))
     tiny, large = (Job(raw=4e8, payload=p) for p in (4e4, 1e8))
-    assert cheapest(Combine.GATHER, tiny, few, SPEED).exchange == "allgather"
-    assert cheapest(Combine.GATHER, large, many, Speed()).exchange == "two_phase"
+    assert best(tiny, few, SPEED).exchange == "allgather"
+    assert best(large, many, Speed()).exchange == "two_phase"
     inside = Link(bandwidth=1e11, latency=2e-6)
     two, eight = (Cluster(ranks=n, per_host=8, between=link, inside=inside) for n in (16, 64))
-    assert cheapest(Combine.GATHER, large, two, Speed()).exchange == "hierarchical"
-    assert cheapest(Combine.GATHER, large, eight, Speed()).exchange == "hierarchical"
+    assert best(large, two, Speed()).exchange == "hierarchical"
+    assert best(large, eight, Speed()).exchange == "hierarchical"
     slow = Cluster(ranks=64, per_host=8, between=link, inside=link)
-    assert cheapest(Combine.GATHER, large, slow, Speed()).exchange == "two_phase"
+    assert best(large, slow, Speed()).exchange == "two_phase"
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,12 @@ def test_a_host_name_of_its_own(machine, monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda _: "127.0.1.1")
     assert "/etc/hosts" in found("stands for 127.0.1.1", DOUBTFUL).fix
 
+    def unknown(_):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    assert "/etc/hosts" in found("does not resolve", BAD).fix
+
 
 @pytest.mark.parametrize(
     ("code", "output", "part"),

@@ -9,11 +9,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..core.codec import Codec, Shape
-from ..core.cost import Cost, Job, Speed, cheapest, cost, dense, exchanges
+from ..core import hierarchical, twophase
+from ..core.codec import Shape
+from ..core.cost import Cost, Job, Speed, cheapest, dense, exchanges
 from ..core.links import Cluster, Link
 from ..core.options import Options
-from ..core.settings import assemble, parse_codec
+from ..core.settings import Settings, assemble, parse_codec
 from .costs import Costs
 
 WORTH_IT = 1.05
@@ -108,7 +109,7 @@ class Candidate:
     """A codec with what it sends and costs."""
 
     form: str
-    codec: Codec
+    settings: Settings
     payload: int
     rounds: int
     speed: Speed | None
@@ -143,7 +144,8 @@ def candidates(question: Question, forms: Sequence[str], costs: Costs) -> list[C
     """
     out = []
     for form in forms:
-        codec = assemble(parse_codec(form), Options()).codec
+        settings = assemble(parse_codec(form), Options())
+        codec = settings.codec
         if codec.identity:
             continue
         found = costs.of(form, question.framework, question.device)
@@ -152,7 +154,7 @@ def candidates(question: Question, forms: Sequence[str], costs: Costs) -> list[C
         out.append(
             Candidate(
                 form=form,
-                codec=codec,
+                settings=settings,
                 payload=codec.wire_bytes(*shapes),
                 rounds=codec.round_count(shapes),
                 speed=found.speed(copy) if found and copy else None,
@@ -162,16 +164,26 @@ def candidates(question: Question, forms: Sequence[str], costs: Costs) -> list[C
     return out
 
 
+def allowed(question: Question, settings: Settings) -> tuple[str, ...]:
+    """Return the exchanges that the framework has for a codec with its memory on this cluster."""
+    misfit = {"two_phase": twophase.misfit, "hierarchical": hierarchical.misfit}
+    return tuple(
+        name
+        for name in exchanges(settings.codec.combine, question.cluster)
+        if name not in misfit
+        or (question.framework == "torch" and not misfit[name](settings.codec, settings.memory))
+    )
+
+
 def rows(question: Question, among: Sequence[Candidate]) -> list[Row]:
     """Return each candidate with its best exchange, the shortest step first."""
     plain, out = question.dense(), []
     for each in among:
-        job, combine = question.job(each.payload, each.rounds), each.codec.combine
-        speed = each.speed or Speed()
-        if question.exchange in exchanges(combine, question.cluster):
-            best = cost(question.exchange, job, question.cluster, speed)
-        else:
-            best = cheapest(combine, job, question.cluster, speed)
+        names = allowed(question, each.settings)
+        if question.exchange in names:
+            names = (question.exchange,)
+        job = question.job(each.payload, each.rounds)
+        best = cheapest(names, job, question.cluster, each.speed or Speed())
         speedup = plain.step / best.step if best.step else 1.0
         measured = each.speed is not None
         out.append(Row(each.form, best, each.payload, speedup, each.error, measured))

@@ -20,13 +20,21 @@ from .advice import Advice, Candidate, Question, Row, candidates
 from .advice import advise as answer
 from .bench import FORMS
 from .costs import Costs, copy_speed, load
+from .here import look
 
 
 def advise(
     params: str = typer.Option(..., help="Parameters of the model: 100e6, 25_000_000, 1.5B."),
-    workers: int = typer.Option(..., min=1, help="Ranks in all."),
-    bandwidth: str = typer.Option(
-        ..., help="Of a host's network interface, each way: 10gbit, 100Mb/s, 1.25GB/s."
+    workers: Optional[int] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
+        None, min=1, help="Ranks in all."
+    ),
+    bandwidth: Optional[str] = typer.Option(  # noqa: UP045
+        None, help="Of a host's network interface, each way: 10gbit, 100Mb/s, 1.25GB/s."
+    ),
+    measure: bool = typer.Option(
+        False,
+        help="Measure links and copies here in place of --workers, --per-node, --bandwidth and the "
+        "like; run it on every rank, by horovodrun.",
     ),
     latency: str = typer.Option("50us", help="Of a message between hosts: 50us, 0.2ms."),
     per_node: int = typer.Option(1, min=1, help="Ranks a host; they share its interface."),
@@ -38,7 +46,7 @@ def advise(
     overlap: bool = typer.Option(True, help="Whether gradients are sent while backward goes on."),
     device: str = typer.Option("cpu", help="Where codecs run: cpu or gpu."),
     framework: str = typer.Option("torch", help="torch or tensorflow."),
-    codec: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
+    codec: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="Only this one, by its string form; several times for several."
     ),
     exchange: Optional[str] = typer.Option(  # noqa: UP045
@@ -64,32 +72,62 @@ def advise(
     if exchange is not None:
         _one_of("--exchange", exchange, [name for name in EXCHANGES if name != "allreduce"])
     measured = load(costs)
+    count, shape = units.count(params, "--params"), units.shape(layer, "--layer")
     copy = units.bandwidth(memcpy, "--memcpy") if memcpy else None
-    question = Question(
-        params=units.count(params, "--params"),
-        cluster=Cluster(
-            ranks=workers,
+    runs_on = "cuda" if device == "gpu" else device
+    if measure:
+        cluster, found, first = look(runs_on)
+        if not first:
+            return
+        copy = copy or found
+    else:
+        cluster = Cluster(
+            ranks=_given("--workers", workers),
             per_host=per_node,
-            between=_link(bandwidth, latency, "--bandwidth", "--latency"),
+            between=_link(_given("--bandwidth", bandwidth), latency, "--bandwidth", "--latency"),
             inside=_link(
                 inside_bandwidth, inside_latency, "--inside-bandwidth", "--inside-latency"
             ),
-        ),
-        layer=units.shape(layer, "--layer"),
+        )
+    question = Question(
+        params=count,
+        cluster=cluster,
+        layer=shape,
         compute=compute_ms / 1e3,
         overlap=overlap,
         framework=framework,
-        device="cuda" if device == "gpu" else device,
+        device=runs_on,
         copy=copy_speed() if copy is None and device == "cpu" else copy,
         exchange=exchange,
     )
     among = candidates(question, codec or FORMS, measured)
     advice = answer(question, among)
     _show(Console(), question, advice, measured)
+    if measure:
+        Console().print(_links(cluster), highlight=False, soft_wrap=True)
     if json_file:
         json_file.write_text(json.dumps(_report(question, advice, measured), indent=2) + "\n")
     if plot:
         _draw(plot, question, among, advice)
+
+
+def _given(option: str, value: Any) -> Any:
+    if value is None:
+        raise SettingsError(
+            explain(got=f"no {option}", expected="it, or --measure under horovodrun")
+        )
+    return value
+
+
+def _links(cluster: Cluster) -> str:
+    """Return one line on measured links."""
+    parts = {"between hosts": cluster.between} if cluster.hosts > 1 else {}
+    parts |= {"inside them": cluster.inside} if cluster.local > 1 else {}
+    text = ", ".join(
+        f"{where} {units.show_rate(link.bandwidth)} and {1e6 * link.latency:.0f} us a message"
+        for where, link in parts.items()
+    )
+    return f"Links as measured here, with Horovod's own overhead: {text}."
 
 
 def _link(bandwidth: str, latency: str, *options: str) -> Link:
@@ -163,7 +201,7 @@ def _cells(payload: float, cost: Cost) -> tuple[str, ...]:
 
 
 def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
+    return f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
 def _notes(question: Question, advice: Advice, measured: Costs) -> list[str]:

@@ -181,17 +181,19 @@ def _keras() -> Finding:
 
 def _host_name() -> Finding:
     name = socket.gethostname()
+    fix = f"a line 'ADDRESS {name}' in /etc/hosts"
     try:
         address = socket.gethostbyname(name)
-    except OSError:
-        address = "nothing"
-    if address.startswith("127.") or address == "nothing":
+    except OSError as error:
+        found = f"'{name}' does not resolve ({error}): over Gloo, ranks crash, on one host, too"
+        return Finding("host name", BAD, found, fix)
+    if address.startswith("127."):
         return Finding(
             "host name",
             DOUBTFUL,
             f"'{name}' stands for {address}: enough for one host; on several, process sets over "
             "Gloo need an address that the others reach",
-            f"a line 'ADDRESS {name}' in /etc/hosts",
+            fix,
         )
     return Finding("host name", GOOD, f"'{name}' stands for {address}")
 

@@ -29,6 +29,9 @@ Row = dict[str, Any]
 PACKAGED = Path(__file__).with_name("costs.json")
 _KEYS = ("codec", "framework", "device", "numel", "threads", "ranks", "copy_ms")
 _FIGURES = ("encode_x", "decode_x", "rel_error")
+_CHECK = "check_x"
+"""Not in files of old."""
+
 _COPIED = 64 * 2**20
 """Bytes of the copy that is timed: more than caches hold."""
 
@@ -38,8 +41,8 @@ class Measured:
     """What one codec costs, in copies of the tensor.
 
     Attributes:
-        encode: Encoding, with the update of the memory.
-        decode: Decoding one payload.
+        encode: Encoding, with the update of the memory and a look whether all of it is finite.
+        decode: Decoding one payload, with such a look at the result.
         decode_more: Decoding each further payload of the same gradient.
         error: What one encoding of Gaussian values leaves out, as a part of their norm.
         copy: Bytes a second of the copy that it was measured against.
@@ -85,7 +88,8 @@ class Costs:
         more = max(0.0, more)
         first = max(0.0, first - (few["ranks"] - 1) * more)
         copy = 4e3 * few["numel"] / few["copy_ms"]
-        return Measured(few["encode_x"], first, more, few["rel_error"], copy)
+        check = few.get(_CHECK, 0.0)
+        return Measured(few["encode_x"] + check, first + check, more, few["rel_error"], copy)
 
 
 def load(path: Path | None = None) -> Costs:
@@ -122,7 +126,9 @@ def write(
 ) -> None:
     """Gather measured rows, with this machine and the day, for 'gradcomp advise --costs'."""
     rows = [row for file in files for row in load(file).rows]
-    kept = [{key: _short(row[key]) for key in (*_KEYS, *_FIGURES)} for row in rows]
+    kept = [
+        {key: _short(row[key]) for key in (*_KEYS, *_FIGURES, _CHECK) if key in row} for row in rows
+    ]
     about = {
         "command": "gradcomp bench codecs --json FILE, then gradcomp bench costs FILE",
         "machine": machine(),

@@ -27,7 +27,7 @@ def draw(runs: Sequence[Run], rows: Sequence[Sequence[str]] = (), heads: Sequenc
     Raises:
         GradCompError: There is no matplotlib.
     """
-    plt = pyplot("gradcomp plot")
+    plt = pyplot()
     shown = [list(row) for row in rows[:_MOST_ROWS]]
     below = 0.6 + 0.21 * len(shown) if shown else 0.0
     figure = plt.figure(figsize=(13, 7 + below), layout="constrained")

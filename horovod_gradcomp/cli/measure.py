@@ -56,7 +56,9 @@ def measure(
 
     Returns:
         ``encode_x`` and ``decode_x`` in copies of the tensor (where payloads combine in rounds
-        all is in the first, and the second is None), ``bytes_per_elem``,
+        all is in the first, and the second is None), ``check_x`` likewise for finding out whether
+        a tensor is finite, which a step does with what it encodes and with what it has decoded,
+        ``bytes_per_elem``,
         ``peak_extra_bytes`` of encoding, ``rel_error`` of one encoding of Gaussian values and
         ``rel_error_heavy`` of values of Student's t with 3 degrees of freedom; ``copy_ms`` and
         ``spread``, the largest (max - min) / median of the three times.
@@ -69,12 +71,13 @@ def measure(
         payloads.append(bench.encode().payload)
     apart = codec.combine is not Combine.ROUNDS
     runs: list[Callable[[], Any]]
-    runs = [lab.copier(numel), bench.encode, lambda: bench.decode(payloads)][: 3 if apart else 2]
+    runs = [lab.copier(numel), lambda: bench.check(bench.grad), bench.encode]
+    runs += [lambda: bench.decode(payloads)] * apart
     for run in runs:
         run()
     # Interleaved, so that all meet the same machine.
     times = list(zip(*([lab.seconds(run) for run in runs] for _ in range(repeat))))
-    copied, encoded, *decoded = map(statistics.median, times)
+    copied, checked, encoded, *decoded = map(statistics.median, times)
     few = min(numel, _ERROR_NUMEL)
     where = (text, numel, framework, device)
     peak = elsewhere(peak_extra, *where) if device == "cpu" else peak_extra(*where)
@@ -85,6 +88,7 @@ def measure(
         "numel": numel,
         "threads": threads,
         "ranks": ranks,
+        "check_x": checked / copied,
         "encode_x": encoded / copied,
         "decode_x": decoded[0] / copied if decoded else None,
         "bytes_per_elem": bench.wire_bytes / numel,
@@ -132,6 +136,7 @@ class _Bench:
         self.wire_bytes = codec.wire_bytes(*call.extents(numel))
         self.grad = lab.normal(numel, 1)
         self.state = tuple(lab.normal(numel, 2) for _ in memory.slots)
+        self.check = lab.compiled(lab.xp.badness)
         self.decode = lab.compiled(lambda p: codec.decode(lab.xp, p, numel, call, scale=0.5))
         self._encode = lab.compiled(encode)
 

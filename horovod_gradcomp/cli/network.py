@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
 import statistics
 import sys
 from collections import defaultdict, deque
@@ -16,11 +18,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from ..core.errors import GradCompError, explain
+from ..core.errors import GradCompError, SettingsError, explain
 from ..core.settings import parse_codec
 from ..lab import Cluster
-from . import units
-from .network_worker import DDP, HOROVOD, MARK, layers
+from . import network_check, network_models, network_page, units
+from .costs import load, machine
+from .network_worker import ALONE, AUTO, DDP, HOROVOD, MARK
 
 Row = dict[str, Any]
 Turn = dict[str, Any]
@@ -31,19 +34,37 @@ BASE = HOROVOD[0]
 FORMS = ("fp16", "linear", "linear:bits=4", "sign", "topk", "topk:ratio=0.001", "acp", "powersgd")
 """Codecs that are measured where none is named."""
 
+_TIMES = ("forward_ms", "backward_ms", "encode_ms", "wait_ms", "decode_ms")
+
 
 def network(
     bandwidth: str = typer.Option("100mbit,1gbit,10gbit", help="Of each host's link; commas."),
     hosts: int = typer.Option(2, min=2, help="Hosts of one rank each."),
-    model: str = typer.Option("mlp12x1024", help="Layers and width of a perceptron."),
-    batch: int = typer.Option(32, min=1, help="Samples of a step on each rank."),
+    model: str = typer.Option(
+        "mlp12x1024",
+        help=f"Perceptron of so many layers and such a width, {', '.join(network_models.KNOWN)}; "
+        "commas.",
+    ),
+    batch: Optional[int] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
+        None, min=1, help="Samples of a step on each rank; default: 32, all but perceptrons 4."
+    ),
     steps: int = typer.Option(2, min=1, help="Steps of a turn."),
     rounds: int = typer.Option(3, min=1, help="Turns of each system, of which medians count."),
-    codec: Optional[list[str]] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
-        None, help="A codec's string form; several times for several."
+    codec: Optional[list[str]] = typer.Option(  # noqa: UP045
+        None, help="A codec's string form, or auto; several times for several."
     ),
     json_file: Optional[Path] = typer.Option(  # noqa: UP045
         None, "--json", help="Write the rows to this file."
+    ),
+    docs: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="Write a page with tables, and beside it a picture (needs matplotlib)."
+    ),
+    check: bool = typer.Option(False, help="Show what the cost model predicts beside each row."),
+    read: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="Measure nothing, and show the rows that --json wrote to this file."
+    ),
+    costs: Optional[Path] = typer.Option(  # noqa: UP045
+        None, help="For --check, what 'gradcomp bench codecs --json' measured; default: packaged."
     ),
 ) -> None:
     """Train over links of a set speed on this machine: Horovod, torch's DDP and our codecs.
@@ -51,35 +72,95 @@ def network(
     Needs root, as 'gradcomp lab' does. All systems take turns within one run, on one thread a rank;
     a ratio is the median over rounds of two turns of the same round.
     """
-    layers(model)
-    forms = list(codec or FORMS)
+    models = model.split(",")
+    for one in models:
+        network_models.check(one)
+    forms = list(codec or (*FORMS, "auto"))
     for form in forms:
-        parse_codec(form)  # a mistake in the last shows before the first is measured
+        if form != "auto":
+            parse_codec(form)  # a mistake in the last shows before the first is measured
     speeds = [units.bandwidth(text, "--bandwidth") for text in bandwidth.split(",")]
-    systems = [*HOROVOD, *DDP, *(f"gradcomp {form}" for form in forms)]
-    wanted = {"model": model, "batch": batch, "steps": steps, "rounds": rounds}
-    rows: list[Row] = []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=len(speeds) * len(systems) * (rounds + 1))
-
-        for speed in speeds:
-            shown = units.show_rate(speed)
-
-            def done(name: str, at: str = shown) -> None:
-                progress.update(task, advance=1, description=f"{at}, {name}")
-
-            with Cluster(hosts=hosts, bandwidth=speed) as cluster:
-                turns = _measure(cluster, {**wanted, "systems": systems}, done)
-            about = {"bandwidth": shown, "hosts": hosts, "model": model}
-            rows += [_row(name, turns, about) for name in systems]
+    measured = load(costs)
+    if read:
+        content = _read(read)
+    else:
+        systems = [ALONE, *HOROVOD, *DDP, *(f"gradcomp {form}" for form in forms)]
+        wanted = {"batch": batch, "steps": steps, "rounds": rounds, "systems": systems}
+        content = {"about": _about(), "facts": [], "rows": []}
+        _measure_all(content, hosts, speeds, models, wanted)
     console = Console(width=500)
-    for name in dict.fromkeys(row["bandwidth"] for row in rows):
-        console.print("", _table([row for row in rows if row["bandwidth"] == name]), sep="\n")
+    for rows in parts(content["rows"]):
+        console.print("", _table(rows), sep="\n")
+    if check:
+        console.print("", network_check.table(content, measured), sep="\n")
     if json_file:
-        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+        json_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if docs:
+        network_page.write(docs, content, measured)
 
 
-def _measure(cluster: Cluster, wanted: dict[str, Any], done: Callable[[str], None]) -> list[Turn]:
+def parts(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each model and bandwidth."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["bandwidth"]), []).append(row)
+    return list(found.values())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(explain(got=f"{path}: {error}", expected="a JSON file")) from None
+    if not isinstance(content, dict) or not {"about", "facts", "rows"} <= content.keys():
+        raise SettingsError(
+            explain(
+                got=f"--read {path}", expected="what 'gradcomp bench network --json FILE' writes"
+            )
+        )
+    return content
+
+
+def _about() -> dict[str, str]:
+    return {
+        "command": "gradcomp " + " ".join(sys.argv[1:]),
+        "machine": machine(),
+        "date": datetime.date.today().isoformat(),
+        "load": f"{os.getloadavg()[0]:.1f}",
+    }
+
+
+def _measure_all(
+    content: dict[str, Any],
+    hosts: int,
+    speeds: Sequence[float],
+    models: Sequence[str],
+    wanted: dict[str, Any],
+) -> None:
+    """Fill in facts and rows of every model and bandwidth."""
+    systems, turns_of_one = wanted["systems"], wanted["rounds"] + 1
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        total = len(models) * len(speeds) * len(systems) * turns_of_one
+        task = progress.add_task("", total=total)
+        for one in models:
+            for speed in speeds:
+                shown = units.show_rate(speed)
+
+                def done(name: str, at: str = f"{one}, {shown}") -> None:
+                    progress.update(task, advance=1, description=f"{at}, {name}")
+
+                with Cluster(hosts=hosts, bandwidth=speed) as cluster:
+                    facts, turns = _measure(cluster, {**wanted, "model": one}, done)
+                about = {"bandwidth": shown, "hosts": hosts, "model": one}
+                copies = [told["copy"] for told in turns]
+                content["facts"].append({**about, **facts, "copy": statistics.median(copies)})
+                content["rows"] += [_row(name, turns, about) for name in systems]
+
+
+def _measure(
+    cluster: Cluster, wanted: dict[str, Any], done: Callable[[str], None]
+) -> tuple[dict[str, Any], list[Turn]]:
+    facts: dict[str, Any] = {}
     turns: list[Turn] = []
     said: dict[int, deque[str]] = defaultdict(lambda: deque(maxlen=12))
 
@@ -87,33 +168,48 @@ def _measure(cluster: Cluster, wanted: dict[str, Any], done: Callable[[str], Non
         if not line.startswith(MARK):
             said[rank].append(f"[{rank}] {line}")
             return
-        turn = json.loads(line[len(MARK) :])
-        if "warm" not in turn:
-            turns.append(turn)
-        done(turn["system"])
+        told = json.loads(line[len(MARK) :])
+        if "facts" in told:
+            facts.update(told["facts"])
+            return
+        if "warm" not in told:
+            turns.append(told)
+        done(told["system"])
 
     command = [sys.executable, "-m", "horovod_gradcomp.cli.network_worker", json.dumps(wanted)]
     code = cluster.run(command, say=say, env={"OMP_NUM_THREADS": "1"})
     if code:
         tail = "\n".join(line for rank in sorted(said) for line in said[rank])
         raise GradCompError(f"{tail}\n{explain(got=f'code {code} from a rank', expected='0')}")
-    return turns
+    return facts, turns
 
 
 def _row(name: str, turns: Sequence[Turn], about: dict[str, Any]) -> Row:
     base, mine = ([t for t in turns if t["system"] == one] for one in (BASE, name))
-    told = [turn["mb_per_step"] for turn in mine if turn["mb_per_step"] is not None]
+
+    def median(key: str) -> float | None:
+        told = [turn[key] for turn in mine if turn.get(key) is not None]
+        return statistics.median(told) if told else None
+
     ratios = [a["step_ms"] / b["step_ms"] for a, b in zip(base, mine)]
+    steps = [turn["step_ms"] for turn in mine]
     return {
         "system": name,
         **about,
-        "step_ms": statistics.median(turn["step_ms"] for turn in mine),
+        "step_ms": statistics.median(steps),
+        "step_ms_least": min(steps),
+        "step_ms_most": max(steps),
         "speedup_vs_none": statistics.median(ratios),
         "speedup_least": min(ratios),
         "speedup_most": max(ratios),
-        "mb_per_step": statistics.median(told) if told else None,
-        "iface_mb_per_step": statistics.median(turn["iface_mb_per_step"] for turn in mine),
+        **{key: median(key) for key in ("mb_per_step", "iface_mb_per_step", *_TIMES)},
+        "choice": mine[-1].get("choice"),
     }
+
+
+def label(row: Row) -> str:
+    """Return the name of a row's system, with what ``auto`` chose."""
+    return f"{AUTO}: {row['choice']}" if row["system"] == AUTO else str(row["system"])
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -131,7 +227,7 @@ def _table(rows: Sequence[Row]) -> Table:
     for row in rows:
         told = row["mb_per_step"]
         table.add_row(
-            row["system"],
+            label(row),
             f"{row['step_ms']:,.0f}",
             *(f"{row[key]:.2f}" for key in ("speedup_vs_none", "speedup_least", "speedup_most")),
             "-" if told is None else f"{told:.3f}",

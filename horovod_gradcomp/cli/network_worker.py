@@ -1,25 +1,29 @@
 """What ``gradcomp bench network`` runs on every rank: training steps of every system in turns.
 
 All systems live side by side and take turns, round after round, so that all meet the same machine.
-Rank 0 prints one JSON line for each turn.
+Rank 0 prints one JSON line for each turn, and one of what :mod:`.network_check` predicts from.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
+import os
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Callable
 
-from ..core.errors import SettingsError, explain
+from . import network_models
 
 MARK = "gradcomp-network "
+ALONE = "no exchange"
+"""Every rank trains a model of its own: what computing takes."""
+
 HOROVOD = "horovod none", "horovod fp16"
 DDP = "ddp", "ddp fp16", "ddp powersgd"
+AUTO = "gradcomp auto"
 _COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 _WARM = 4
 """Steps before any is timed: DDP lays out its buckets anew in the second, and its PowerSGD hook
@@ -29,66 +33,67 @@ _ONE_BUCKET_MB = 100_000
 """For DDP's PowerSGD hook: over Gloo it starts the later sums of several buckets in an order that
 differs between ranks, which ends in "Received data size doesn't match expected size"."""
 
-Told = Callable[[], float]
-
-
-def layers(model: str) -> tuple[int, int]:
-    """Return the number of layers and their width of a name such as ``mlp12x1024``.
-
-    Raises:
-        SettingsError: It is no such name.
-    """
-    found = re.fullmatch(r"mlp(\d+)x(\d+)", model)
-    if not found or not int(found[1]) or not int(found[2]):
-        raise SettingsError(
-            explain(got=f"--model {model}", expected="mlp, layers, x, width: mlp12x1024")
-        )
-    return int(found[1]), int(found[2])
+_COPIED, _COPIES = 32 * 2**20, 4
+_INSIDE = "wire_bytes", "encode_ms", "wait_ms", "decode_ms"
+Told = Callable[[], Mapping[str, Any]]
 
 
 class System:
     """A model that trains in one way.
 
     Args:
-        name: One of :data:`HOROVOD` or :data:`DDP`, or "gradcomp" and the string form of a codec.
-        model: A name that :func:`layers` knows.
-        batch: Samples a step.
+        name: :data:`ALONE`, one of :data:`HOROVOD` or :data:`DDP`, or "gradcomp" and the string
+            form of a codec.
+        model: As of :func:`.network_models.build`.
+        batch: Likewise.
     """
 
-    def __init__(self, name: str, model: str, batch: int) -> None:
-        import torch
-
-        torch.manual_seed(1)
-        count, width = layers(model)
-        blocks = [part for _ in range(count) for part in (torch.nn.Linear(width, width), _relu())]
-        self.name, self.model = name, torch.nn.Sequential(*blocks)
-        self.data = torch.randn(batch, width)
-        self.optimizer, self.told = self._wrapped()
+    def __init__(self, name: str, model: str, batch: int | None) -> None:
+        self.name = name
+        self.model, self._loss, self.batch = network_models.build(model, batch)
+        self.shapes = network_models.shapes(self.model)
+        self.optimizer, self.stats = self._wrapped()
+        self.spent = {"forward": 0.0, "backward": 0.0}
 
     def step(self) -> None:
         """Train one step."""
         self.optimizer.zero_grad()
-        (self.model(self.data) ** 2).mean().backward()
+        start = time.perf_counter()
+        loss = self._loss(self.model)
+        middle = time.perf_counter()
+        loss.backward()
+        end = time.perf_counter()
         self.optimizer.step()
+        self.spent["forward"] += middle - start
+        self.spent["backward"] += end - middle
 
     def rest(self) -> None:
         """Let go of gradients, so that systems that wait take less memory."""
         self.optimizer.zero_grad()
 
-    def _wrapped(self) -> tuple[Any, Told | None]:
+    @property
+    def ready(self) -> bool:
+        """Whether its steps are as they will be."""
+        return all(one["settled"] for one in self.stats().get("auto", ()))
+
+    def told(self) -> dict[str, float]:
+        """Return what it has counted so far: of this package bytes, and milliseconds inside."""
+        stats = self.stats()
+        out = {f"{key}_ms": 1e3 * value for key, value in self.spent.items()}
+        if stats:
+            out["wire_bytes"] = stats["wire_bytes"]
+            out |= {key: stats[f"{key}_per_step"] * stats["steps"] for key in _INSIDE[1:]}
+        return out
+
+    def _wrapped(self) -> tuple[Any, Told]:
         import torch
 
         plain = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         if self.name in DDP:
             self.model = _ddp(self.model, self.name)
-            return plain, None
+        if self.name == ALONE or self.name in DDP:
+            return plain, dict
         return _horovod(plain, self.model, self.name)
-
-
-def _relu() -> Any:
-    import torch
-
-    return torch.nn.ReLU()
 
 
 def _ddp(model: Any, name: str) -> Any:
@@ -107,40 +112,73 @@ def _ddp(model: Any, name: str) -> Any:
     return wrapped
 
 
-def _horovod(optimizer: Any, model: Any, name: str) -> tuple[Any, Told | None]:
+def _horovod(optimizer: Any, model: Any, name: str) -> tuple[Any, Told]:
     import horovod.torch as hvd
 
     from ..torch import Compression
 
+    stats: Told = dict
     if name in HOROVOD:
         compression = getattr(hvd.Compression, name.split()[1])
-        told = None
     else:
         compression = Compression.from_string(name.partition(" ")[2])
-        told = lambda: float(compression.stats()["wire_bytes"])  # noqa: E731
+        stats = compression.stats
     wrapped = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=compression
     )
-    return wrapped, told
+    return wrapped, stats
 
 
-def turn(system: System, steps: int, wait: Callable[[], None]) -> Mapping[str, float | None]:
+def turn(system: System, steps: int, wait: Callable[[], None]) -> Mapping[str, Any]:
     """Return time and bytes a step of some steps; ``wait`` returns once all ranks are there."""
     wait()
-    told, counted = system.told and system.told(), int(_COUNTER.read_text())
+    copy = _copy_speed()
+    wait()
+    told, counted = system.told(), int(_COUNTER.read_text())
     start = time.perf_counter()
     for _ in range(steps):
         system.step()
     wait()
     seconds = time.perf_counter() - start
     counted = int(_COUNTER.read_text()) - counted
+    now = system.told()
+    inside = {key: (now[key] - told[key]) / steps for key in now}
+    wire = inside.pop("wire_bytes", None)
+    chosen = [one["choice"] for one in system.stats().get("auto", ())]
     system.rest()
     return {
         "step_ms": 1e3 * seconds / steps,
-        "mb_per_step": (system.told() - told) / steps / 1e6
-        if system.told and told is not None
-        else None,
+        "mb_per_step": None if wire is None else wire / 1e6,
         "iface_mb_per_step": counted / steps / 1e6,
+        "copy": copy,
+        **inside,
+        **({"choice": chosen[0]} if chosen else {}),
+    }
+
+
+def _copy_speed() -> float:
+    """Return the bytes a second of some copies, all of them, so that the load of all shows."""
+    import torch
+
+    source, target = torch.ones(_COPIED // 4), torch.ones(_COPIED // 4)
+    start = time.perf_counter()
+    for _ in range(_COPIES):
+        target.copy_(source)
+    return _COPIED * _COPIES / (time.perf_counter() - start)
+
+
+def facts(system: System) -> dict[str, Any]:
+    """Return what steps can be predicted from, besides the times of :data:`ALONE`."""
+    import horovod.torch as hvd
+
+    from ..torch import probe
+
+    return {
+        "ranks": hvd.size(),
+        "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors
+        "link": vars(probe.ring("link")),
+        "shapes": system.shapes,
+        "batch": system.batch,
     }
 
 
@@ -167,8 +205,11 @@ def main() -> None:
     for name in wanted["systems"]:
         system = System(name, wanted["model"], wanted["batch"])
         turn(system, _WARM, wait)
+        while not system.ready:
+            turn(system, 1, wait)
         systems.append(system)
         say(system=name, warm=True)
+    say(facts=facts(systems[0]))
     for _ in range(wanted["rounds"]):
         for system in systems:
             say(system=system.name, **turn(system, wanted["steps"], wait))

@@ -23,7 +23,7 @@ def step_over_bandwidth(
     Raises:
         GradCompError: There is no matplotlib, or it cannot write such a file.
     """
-    plt = pyplot("--plot")
+    plt = pyplot()
     here = question.cluster.between.bandwidth
     low, high = min(1.25e7, here / 10), max(1.25e10, here * 10)  # 100 Mbit/s to 100 Gbit/s
     speeds = [low * (high / low) ** (i / (_POINTS - 1)) for i in range(_POINTS)]
@@ -49,26 +49,68 @@ def step_over_bandwidth(
     axes.grid(alpha=0.3, which="both")
     axes.legend(fontsize=8)
     figure.tight_layout()
+    save(figure, path)
+
+
+def speedups(path: Path, rows: Sequence[dict[str, Any]], leave_out: Sequence[str]) -> None:
+    """Draw how many times as fast systems are over bandwidth, a panel for each model.
+
+    Args:
+        path: Of the picture.
+        rows: Of ``gradcomp bench network``.
+        leave_out: Systems that are not shown.
+
+    Raises:
+        GradCompError: There is no matplotlib, or it cannot write such a file.
+    """
+    plt = pyplot()
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    names = [n for n in dict.fromkeys(row["system"] for row in rows) if n not in leave_out]
+    links = list(dict.fromkeys(row["bandwidth"] for row in rows))
+    size = (5.5 * len(models) + 2.5, 4.5)
+    figure, panels = plt.subplots(1, len(models), figsize=size, squeeze=False)
+    for axes, model in zip(panels[0], models):
+        for number, name in enumerate(names):
+            mine = [row for row in rows if (row["model"], row["system"]) == (model, name)]
+            at = [links.index(row["bandwidth"]) + 0.012 * (number - len(names) / 2) for row in mine]
+            middle = [row["speedup_vs_none"] for row in mine]
+            below = [row["speedup_vs_none"] - row["speedup_least"] for row in mine]
+            above = [row["speedup_most"] - row["speedup_vs_none"] for row in mine]
+            style = {"color": "black", "linewidth": 2.5} if name.endswith(" auto") else {}
+            look = plt.get_cmap("tab20")(number % 20)
+            marks = {"marker": "o", "markersize": 4, "capsize": 2, "color": look, **style}
+            axes.errorbar(at, middle, yerr=[below, above], label=name, **marks)
+        axes.axhline(1.0, color="0.5", linestyle=":")
+        axes.set(title=model, yscale="log", ylabel="times as fast as Horovod, none")
+        axes.set_xticks(range(len(links)), links)
+        axes.grid(alpha=0.3, which="both")
+    panels[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.tight_layout()
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure to a file, and let go of it.
+
+    Raises:
+        GradCompError: matplotlib cannot write such a file.
+    """
     try:
         figure.savefig(path, dpi=110)
     except (OSError, ValueError) as error:
-        raise GradCompError(f"--plot {path}: {error}") from None
+        raise GradCompError(f"picture {path}: {error}") from None
     finally:
-        plt.close(figure)
+        pyplot().close(figure)
 
 
-def pyplot(what: str) -> Any:
-    """Return ``matplotlib.pyplot``, for pictures that are written to files.
-
-    Args:
-        what: That is asked for, for the message where there is none.
-    """
+def pyplot() -> Any:
+    """Return ``matplotlib.pyplot``, for pictures that are written to files."""
     try:
         import matplotlib as mpl
     except ImportError:
         raise GradCompError(
             explain(
-                got=f"{what} without matplotlib",
+                got="a picture without matplotlib",
                 expected="matplotlib",
                 do="pip install 'horovod_gradcomp[plot]'",
             )

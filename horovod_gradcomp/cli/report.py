@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import GradCompError
 from .curves import draw
+from .plots import pyplot, save
 from .runs import Run
 
 Row = dict[str, Any]
@@ -77,12 +77,7 @@ def write(path: Path, runs: Sequence[Run]) -> None:
         return
     heads = [head for _, head, _ in COLUMNS]
     figure = draw(runs, [cells(row) for row in rows(runs[0])], heads)
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise GradCompError(f"-o {path}: {error}") from None
-    finally:
-        _close(figure)
+    save(figure, path)
 
 
 def page(runs: Sequence[Run]) -> str:
@@ -164,12 +159,6 @@ def _svg(figure: Any) -> str:
     try:
         figure.savefig(text, format="svg", metadata=dict.fromkeys(_NO_METADATA))
     finally:
-        _close(figure)
+        pyplot().close(figure)
     drawn = text.getvalue()
     return drawn[drawn.index("<svg") :].replace("<svg", '<svg class="curves"', 1)
-
-
-def _close(figure: Any) -> None:
-    import matplotlib.pyplot as plt
-
-    plt.close(figure)

@@ -22,6 +22,7 @@ Systems", arXiv:2103.00543, for the step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Callable
 
@@ -114,13 +115,16 @@ class Cost:
         return self.early + self.late
 
 
-def pipeline(compute: float, transfer: float, pieces: int) -> float:
+def pipeline(compute: float, transfer: float, pieces: int, work: float = 0.0) -> float:
     """Return when the last of equal pieces has been sent, where each is sent once it is made.
 
     Piece i of K is made at ``i / K * compute`` and takes ``transfer / K`` on a link that carries
-    one at a time: the last ends at ``max(compute + transfer / K, compute / K + transfer)``.
+    one at a time: the last ends at ``max(compute + transfer / K, compute / K + transfer)``. Where
+    sending takes ``work`` from the processor that computes, that of all pieces but the last is
+    part of ``compute`` in the first of both.
     """
-    return max(compute + transfer / pieces, compute / pieces + transfer)
+    made = compute + (1 - 1 / pieces) * min(work, transfer)
+    return max(made + transfer / pieces, compute / pieces + transfer)
 
 
 # The exchanges ---------------------------------------------------------------------------------
@@ -200,11 +204,21 @@ def cost(exchange: str, job: Job, cluster: Cluster, speed: Speed) -> Cost:
         )
     encode, early, late, decode, sent = EXCHANGES[exchange](job, cluster, speed)
     compute = job.backward + encode
-    ended = pipeline(compute, early, job.buckets) if job.overlap else compute + early
+    ended = compute + early
+    if job.overlap:
+        ended = pipeline(compute, early, job.buckets, _work(cluster, sent, early, late))
     step = job.forward + ended + late + decode
     if cluster.hosts == 1:
         sent = 0.0
     return Cost(exchange, encode, early, late, decode, sent, step)
+
+
+def _work(cluster: Cluster, sent: float, early: float, late: float) -> float:
+    """Return what messages during backward take from a rank's computing."""
+    if cluster.spare or not early:
+        return 0.0
+    link = cluster.between if cluster.hosts > 1 else cluster.inside
+    return link.work * sent / cluster.local * early / (early + late)
 
 
 def dense(job: Job, cluster: Cluster) -> Cost:
@@ -213,7 +227,6 @@ def dense(job: Job, cluster: Cluster) -> Cost:
     return cost("allreduce", plain, cluster, Speed())
 
 
-def cheapest(combine: Combine, job: Job, cluster: Cluster, speed: Speed) -> Cost:
-    """Return the shortest step among the exchanges that suit how payloads combine."""
-    every = [cost(name, job, cluster, speed) for name in exchanges(combine, cluster)]
-    return min(every, key=lambda each: each.step)
+def cheapest(names: Sequence[str], job: Job, cluster: Cluster, speed: Speed) -> Cost:
+    """Return the shortest step among exchanges, such as :func:`exchanges` names."""
+    return min((cost(name, job, cluster, speed) for name in names), key=lambda each: each.step)

@@ -9,9 +9,9 @@ References: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective
 Operations in MPICH", 2005; P. Patarasuk and X. Yuan, "Bandwidth Optimal All-reduce Algorithms for
 Clusters of Workstations", 2009.
 
-Not in the model: protocol overhead, contention between hosts, the arithmetic of reductions, the
-cycle in which Horovod looks for tensors, stragglers, and that Gloo's allgather does not fill a link
-in both directions at once.
+Not in the model: contention between hosts, stragglers, and, unless links are measured through
+Horovod (:func:`fitted`), protocol overhead, the arithmetic of reductions, and the cycle in which
+Horovod looks for tensors.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ class Link:
     Attributes:
         bandwidth: Bytes a second, in each direction.
         latency: Seconds a message.
+        work: Processor's seconds for each byte that a rank sends, in threads beside the training's
+            (copies, sums and the network stack).
     """
 
     bandwidth: float
     latency: float
+    work: float = 0.0
 
     def __post_init__(self) -> None:
         check_above("bandwidth", self.bandwidth, 0.0, closed=False)
         check_above("latency", self.latency, 0.0)
+        check_above("work", self.work, 0.0)
 
     def seconds(self, nbytes: float) -> float:
         """Return how long a message takes."""
@@ -56,12 +60,15 @@ class Cluster:
         per_host: Ranks on a full host.
         between: The network interface of a host, which its ranks share.
         inside: From a rank to another one of its host.
+        spare: Whether a rank has a processor beside those that it computes on; without one, what
+            sending takes of a processor is taken from computing.
     """
 
     ranks: int
     per_host: int
     between: Link
     inside: Link
+    spare: bool = True
 
     def __post_init__(self) -> None:
         check_above("ranks", self.ranks, 1)
@@ -115,6 +122,20 @@ def alltoall(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
     out, stay = cluster.between, cluster.inside
     between = others * (out.latency + local * part / out.bandwidth)
     return messages * max(between, (local - 1) * stay.seconds(part))
+
+
+def fitted(ranks: int, small: tuple[float, float], large: tuple[float, float]) -> Link:
+    """Return the slowest link of a ring, from two measured allreduces.
+
+    Args:
+        ranks: Who took part, at least 2.
+        small: Bytes and seconds of a short one: what it takes counts as latency.
+        large: Those of a long one. If it took no longer, the link has no limit that shows.
+    """
+    steps, (few, soon), (many, late) = 2 * (ranks - 1), small, large
+    slope = (late - soon) / (many - few) / steps * ranks  # seconds a byte of a message
+    bandwidth = 1 / slope if slope > 0 else math.inf
+    return Link(bandwidth, max(0.0, soon / steps - few / ranks / bandwidth))
 
 
 def fused(nbytes: float) -> int:

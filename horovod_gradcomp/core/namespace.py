@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..codecs import REGISTRY
 from .errors import SettingsError, explain
 from .guard import guarded
+from .options import Options
 from .settings import make, signature, split
+
+BUDGET = 5.0
+"""Seconds that ``auto`` may try candidates, by default."""
 
 
 class Factory:
@@ -54,18 +60,58 @@ class Factory:
         return f"Compression.{self._name}"
 
 
+class Chooser(Factory):
+    """``Compression.auto``: leaves the choice to measurements in the first steps of a run.
+
+    ``Compression.auto(candidates=["fp16", "topk:ratio=0.01"], budget=5.0)``. See
+    :mod:`horovod_gradcomp.core.auto` for how it chooses, and in a front end for what it does.
+    """
+
+    def __init__(self, build: Callable[..., Any], extra: Sequence[str], refusal: str) -> None:
+        super().__init__("none", build, extra)
+        self.__name__, self.__doc__ = "auto", Chooser.__doc__
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        own: list[tuple[str, Any]] = [("candidates", None), ("budget", BUDGET)]
+        own += [(field.name, field.default) for field in dataclasses.fields(Options)]
+        own += [(name, None) for name in extra]
+        self.__signature__ = inspect.Signature(
+            [inspect.Parameter(name, keyword, default=default) for name, default in own]
+        )
+        self._refusal = refusal
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        from .auto import settings_of
+
+        if self._refusal:
+            raise SettingsError(self._refusal)
+        if args:
+            raise SettingsError(f"auto: settings are keywords; got {args!r} by position")
+        own = {key: settings.pop(key) for key in self._extra if key in settings}
+        candidates, budget = settings.pop("candidates", None), settings.pop("budget", BUDGET)
+        return self._build(settings_of(candidates, budget, settings), **own)
+
+    def __repr__(self) -> str:
+        return "Compression.auto"
+
+
 class Namespace:
     """``Compression``: mirrors ``hvd.Compression``.
 
     Args:
         build: Makes a compressor of checked settings and the front end's own keywords.
         extra: Names of these keywords.
+        no_auto: Why the front end has no ``auto``; empty where it has.
     """
 
-    def __init__(self, build: Callable[..., Any], extra: Sequence[str] = ()) -> None:
+    auto: Chooser
+
+    def __init__(
+        self, build: Callable[..., Any], extra: Sequence[str] = (), no_auto: str = ""
+    ) -> None:
         self._build, self._extra = build, extra
         for name in REGISTRY:
             setattr(self, name, Factory(name, build, extra))
+        self.auto = Chooser(build, extra, no_auto)
 
     def __getattr__(self, name: str) -> Factory:
         if name.startswith("__"):
@@ -87,7 +133,7 @@ class Namespace:
             SettingsError: The name, a keyword or a value is not allowed.
         """
         name, settings = split(text)
-        if name not in REGISTRY:
+        if name not in REGISTRY and name != "auto":
             make(name, {})  # says what is known
         factory: Factory = getattr(self, name)
         return factory(**{**settings, **options})

@@ -21,6 +21,17 @@ from .schedule import Phase, Ramp, at, describe, parse_ramp
 
 
 @dataclass(frozen=True)
+class Auto:
+    """What is chosen from in the first steps of a run, see :mod:`.auto`."""
+
+    candidates: tuple[tuple[str, Settings], ...]
+    """String forms with their settings, the mildest first."""
+
+    budget: float
+    """Seconds that trying them may take."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """A checked codec with its memory and options; what :class:`Compressor` is built from."""
 
@@ -37,6 +48,9 @@ class Settings:
 
     guard: Guard | None = None
     """When to use another codec for a while."""
+
+    auto: Auto | None = None
+    """What takes the place of these settings after the first steps."""
 
     @property
     def every(self) -> list[Settings]:
@@ -68,6 +82,9 @@ class Settings:
 
     def facts(self) -> dict[str, str]:
         """Return every setting by name, equal on ranks that are set alike."""
+        if self.auto is not None:
+            among = "; ".join(own.describe() for _, own in self.auto.candidates)
+            return {"codec": "auto", "budget": f"{self.auto.budget:g}", "candidates": among}
         memory = next(n for n, cls in MEMORIES.items() if cls is type(self.memory))
         values = ",".join(f"{k}={v}" for k, v in dataclasses.asdict(self.memory).items())
         options = {k: str(v) for k, v in vars(self.options).items() if k != "memory"}

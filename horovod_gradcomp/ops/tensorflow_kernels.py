@@ -109,7 +109,7 @@ def above(x: Tensor, bits: int, k: int, rank: int, stride: int) -> Tensor:
 
 def large(count: int) -> bool:
     """Return whether so many float32 are worth what follows here, in place of TensorFlow's own."""
-    return tf.float32.size * count >= pages.LEAST
+    return bool(tf.float32.size * count >= pages.LEAST)
 
 
 def worth(x: Tensor) -> bool:

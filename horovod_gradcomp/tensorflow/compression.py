@@ -357,5 +357,12 @@ def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:
     return tensor, None
 
 
-Compression = Namespace(Compressor, ("loss_scale",))
+_NO_AUTO = explain(
+    got="Compression.auto in TensorFlow",
+    expected="a codec",
+    why="a graph is traced once, with the codec in it, and a choice in the first steps would come "
+    "too late",
+    do="run 'gradcomp advise --measure' under horovodrun and name what it chooses",
+)
+Compression = Namespace(Compressor, ("loss_scale",), no_auto=_NO_AUTO)
 """``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""

@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
@@ -29,13 +29,16 @@ from ..core.telemetry import WIDTH
 from .agreement import agree
 from .carriers import Carriers
 from .finite import Doubts
-from .layout import lay_out
+from .layout import clear_away, lay_out
 from .meter import Listener, Meter
 from .nodes import RollCall, place, settle
 from .regroup import Past, meet
 from .trace import Recorder
 from .unit import Unit
 from .watch import Watch
+
+if TYPE_CHECKING:
+    from .auto import Tuner
 
 Tensor = torch.Tensor
 
@@ -64,8 +67,10 @@ class Binding:
         process_set: Any,
         optimizer: Any,
         grad_scaler: Any = None,
+        label: str = "",
     ) -> None:
         self.settings, self.stats = settings, stats
+        self._label = label
         self.names = [name for name, _ in named]
         self.params = [p for _, p in named]
         self.process_set = process_set
@@ -74,8 +79,8 @@ class Binding:
         self.number = next(_numbers)
         self.step = 0
         self.units, self._where = lay_out(settings, self.names, self.params, stats)
-        self._remembers = any(unit.store.state for unit in self.units)
-        self._fingerprint = _fingerprint(self.names, self.params)
+        self.remembers = any(unit.store.state for unit in self.units)
+        self.fingerprint = _fingerprint(self.names, self.params)
         self._ids = {id(p): i for i, p in enumerate(self.params)}
         self._follows = [*range(1, len(named)), 0] if named else []
         self._last = 0
@@ -86,6 +91,8 @@ class Binding:
         self._doubts = Doubts()
         self.follows_resets = False
         """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
+        self.tuner: Tuner | None = None
+        """What chooses the settings, where that is left to the first steps."""
         self.recorder: Recorder | None = None
         """What takes down the steps, while a trace runs."""
         self.meter: Meter | None = None
@@ -107,7 +114,7 @@ class Binding:
     @property
     def prefix(self) -> str:
         """Start of the names of its own collectives, alike on all ranks and no other binding's."""
-        return f"gradcomp.{self._fingerprint}"
+        return f"gradcomp.{self.fingerprint}{self._label}"
 
     # Identity ---------------------------------------------------------------------------------
     def index_of(self, tensor: Tensor) -> int | None:
@@ -148,6 +155,8 @@ class Binding:
             self.recorder.look()
         self._arrived[index] = True
         self._open += 1
+        if self.tuner is not None:
+            self.tuner.arrived(first=self._open == 1)
         frozen = not self.params[index].requires_grad
         ticket = Ticket(self, index, tensor.dtype, self.step, frozen)
         place = self._where[index]
@@ -184,7 +193,7 @@ class Binding:
         place = self._where[ticket.parameter]
         if place is None:
             out = reduced.to(ticket.dtype)
-            if self._remembers and reduced.is_floating_point():
+            if self.remembers and reduced.is_floating_point():
                 self._doubts.look_at(reduced)
         else:
             unit, member = place
@@ -311,6 +320,19 @@ class Binding:
         if self.recorder is not None:
             self.recorder.end(bad=bad)
         self._next_step()
+        if self.tuner is not None:
+            self.tuner.ended(bad=bad)
+
+    def take_up(self, settings: Settings) -> None:
+        """Go on with other settings; between two steps, while nothing is remembered."""
+        clear_away(self.units, self._where, self.names, self.params, self.stats)
+        self.settings = settings
+        self.units, self._where = lay_out(settings, self.names, self.params, self.stats)
+        self.remembers = any(unit.store.state for unit in self.units)
+        if self.recorder is not None:
+            self.recorder.follow(self.units)
+        self._past = Past(0, ())
+        self._carriers = Carriers((), self.prefix, self.process_set)
 
     def _abandon(self) -> None:
         for unit in self.units:
@@ -358,12 +380,14 @@ class Binding:
                     do="make the state with it; arguments and use are the same",
                 )
             )
-        model = f"{len(self.params)} of digest {self._fingerprint}"
+        model = f"{len(self.params)} of digest {self.fingerprint}"
         facts = {**self.settings.facts(), "parameters": model}
         turns = [unit.turn for unit in self.units]
         stands = self.watch.standing if self.watch is not None else ()
         past = self._past._replace(step=self.step, turns=turns, stands=stands)
         more = {"past": past._asdict(), "place": place()}
+        if self.tuner is not None:
+            facts["auto"] = str(self.tuner.choice)
         told = agree(facts, more, ranks, self.process_set)
         places = [one["place"] for one in told]
         found = settle(places, self.settings.options, self.units, self.process_set)

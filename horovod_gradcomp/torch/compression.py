@@ -23,6 +23,7 @@ from ..core.namespace import Namespace
 from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import identity, state
+from .auto import Tuner, refuse_elastic
 from .binding import Binding, Ticket
 from .regroup import catch_up
 from .telemetry import Telemetry
@@ -138,6 +139,8 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             raise SettingsError(
                 explain(got="a grad_scaler after '+'", expected="it before '+', with the memory")
             )
+        if self._settings.auto is not None or other._settings.auto is not None:
+            raise SettingsError(explain(got="'+' with Compression.auto", expected="a codec"))
         if self._bindings or self._pending:
             raise SettingsError(
                 explain(got="a compressor in use before '+'", expected="compressors just made")
@@ -197,7 +200,9 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             for own in self._settings.every
             for doubt in fit.doubts(own, optimizer.param_groups)
         ]
-        for doubt in doubts + fit.unused_rules(self._settings, [name for name, _ in named]):
+        auto = self._settings.auto
+        ruled = auto.candidates[0][1] if auto else self._settings
+        for doubt in doubts + fit.unused_rules(ruled, [name for name, _ in named]):
             self._say(doubt)
         self._add(self._binding(named, process_set, optimizer))
         return self
@@ -205,9 +210,13 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
     def _binding(
         self, named: list[tuple[str, Tensor]], process_set: Any, optimizer: Any
     ) -> Binding:
-        return Binding(
+        binding = Binding(
             self._settings, self._stats, named, process_set, optimizer, self._grad_scaler
         )
+        if self._settings.auto is not None:
+            groups = [] if optimizer is None else optimizer.param_groups
+            binding.tuner = Tuner(binding, groups)
+        return binding
 
     def _add(self, binding: Binding) -> None:
         binding.follows_resets = self._follows_resets
@@ -321,6 +330,14 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             BindingError: Payloads are gathered, and Horovod's response cache is on, or the exchange
                 is hierarchical.
         """
+        if any(b.tuner is not None and not b.tuner.settled for b in self._bindings):
+            raise BindingError(
+                explain(
+                    got="join() before Compression.auto has chosen",
+                    expected="more steps on every rank, or a codec",
+                    why="all ranks choose together",
+                )
+            )
         if any(b.by_nodes for b in self._bindings):
             raise BindingError(
                 explain(
@@ -348,6 +365,8 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
     # For elastic training; see elastic.py -----------------------------------------------------
     def follow_resets(self, optimizer: Any) -> None:
         """Take part in elastic training: :meth:`meet_again` follows every change of the ranks."""
+        if self._settings.auto is not None:
+            refuse_elastic()
         self._follows_resets = True
         if all(b.optimizer is None or b.optimizer() is not optimizer for b in self._bindings):
             self.bind_optimizer(optimizer)
@@ -375,6 +394,11 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             if binding.number in saved:
                 state.load_binding(binding, saved[binding.number])
 
+    @property
+    def never_remembers(self) -> bool:
+        """Whether gradients are always sent as they are."""
+        return self._settings.identity and self._settings.auto is None
+
     def _ordered(self) -> list[Binding]:
         return sorted(self._bindings, key=lambda b: b.number)
 
@@ -391,9 +415,15 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         are started here. Times are in milliseconds: ``encode_ms_per_step``,
         ``decode_ms_per_step``, of both what the codec itself takes (``codec_ms_per_step``), and
         ``wait_ms_per_step`` for own collectives.
+
+        Of ``Compression.auto`` there is ``auto``, for each optimizer: ``choice`` (None before there
+        is one), whether it is ``settled``, and what was measured.
         """
         size = hvd.size() if hvd.is_initialized() else 1
-        return self._stats.report(size=size, settings=self._settings.describe())
+        report = self._stats.report(size=size, settings=self._settings.describe())
+        if self._settings.auto is not None:
+            report["auto"] = [b.tuner.report() for b in self._ordered() if b.tuner is not None]
+        return report
 
     def telemetry(self, sink: Any, *, every: int = 100, all_ranks: bool = False) -> Telemetry:
         """Record some steps from now on: bytes, times, norms, cosines, of layers and in total.

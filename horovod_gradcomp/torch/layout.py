@@ -53,6 +53,22 @@ def lay_out(
     return units, where
 
 
+def clear_away(
+    units: Sequence[Unit],
+    where: Sequence[Place | None],
+    names: Sequence[str],
+    params: Sequence[torch.Tensor],
+    stats: Stats,
+) -> None:
+    """Let other settings lay out an optimizer anew; what was counted stays."""
+    for unit in units:
+        unit.stats.numel = unit.stats.state_bytes = 0
+    for name, p, place in zip(names, params, where):
+        if place is None:
+            stats.bypassed.numel -= p.numel()
+            stats.bypassed_names.remove(name)
+
+
 def _unique(name: str, stats: Stats) -> str:
     count, unique = 1, name
     while unique in stats.units:

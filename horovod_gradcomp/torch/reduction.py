@@ -80,7 +80,7 @@ class Reduction:
         if not self.active or all(grad is None for grad in grads):
             return list(grads)
         ours = isinstance(self.compression, Compressor)
-        if not ours or self.compression._settings.identity:
+        if not ours or self.compression.never_remembers:
             scale = None
         with torch.no_grad():
             sent = [

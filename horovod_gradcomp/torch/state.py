@@ -30,7 +30,9 @@ def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
 
 def save_binding(binding: Binding) -> dict[str, Any]:
     """Return a copy of one optimizer's entry."""
+    auto = {} if binding.tuner is None else {"auto": binding.tuner.saved()}
     return {
+        **auto,
         "step": binding.step,
         "turns": {unit.bucket.name: unit.turn for unit in binding.units},
         "memory": _copied(_parts(binding)),
@@ -137,11 +139,15 @@ def _mean_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def belongs(binding: Binding, entry: Mapping[str, Any]) -> bool:
     """Return whether an entry is that of an optimizer with these parameters."""
+    if "auto" in entry:
+        return bool(entry["auto"]["model"] == binding.fingerprint)
     return {unit.bucket.name for unit in binding.units} == set(entry["turns"])
 
 
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
+    if binding.tuner is not None and belongs(binding, entry):
+        binding.tuner.resume(entry["auto"]["choice"])
     before = [unit.phase for unit in binding.units]
     watch, guard = binding.watch, entry.get("guard") or {"standing": (), "rows": {}}
     stood = () if watch is None else watch.standing

@@ -98,13 +98,20 @@ class Recorder:
     """
 
     def __init__(self, events: Events, name: str, units: Sequence[Unit]) -> None:
-        self._events, self._units = events, units
+        self._events, self._name = events, name
+        self._units: Sequence[Unit] = ()
         self._row = events.row(name, f"steps {name}")
         self._begun: float | None = None
         self._step = 0
         self._reduced: dict[int, float] = {}
-        for number, unit in enumerate(units):
-            row = events.row((name, number), f"exchange {unit.bucket.name}")
+        self.follow(units)
+
+    def follow(self, units: Sequence[Unit]) -> None:
+        """Take down these buckets and no others."""
+        self.close()
+        self._units = units
+        for unit in units:
+            row = self._events.row((self._name, unit.bucket.name), f"exchange {unit.bucket.name}")
             unit.log_to(self._logger(unit, row))
 
     def close(self) -> None:

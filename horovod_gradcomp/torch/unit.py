@@ -6,6 +6,7 @@ that it shares with all ranks, and one exchange a step.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,8 @@ from ..core.codec import Call, Codec, Combine, is_one
 from ..core.errors import ExchangeError, explain
 from ..core.plan import Bucket
 from ..core.route import Route, Team, route
-from ..core.settings import Settings
+from ..core.schedule import Phase
+from ..core.settings import Settings, parse_codec
 from ..core.stats import Log, UnitStats
 from ..ops import torch as xp
 from .finite import Doubts
@@ -83,6 +85,14 @@ class Unit:
             codec = guard.fallback
         if codec is not self.codec:
             self.phase = self._begin(codec)
+
+    def let_go(self, step: int) -> None:
+        """Send all that is remembered from a step on, and everything else as it is."""
+        plain = parse_codec("none").with_memory(self.memory.wants_error)
+        earlier = [phase for phase in self._settings.phases if phase.first < step]
+        self._settings = dataclasses.replace(
+            self._settings, codec=plain, phases=(*earlier, Phase(step, plain))
+        )
 
     def _begin(self, codec: Codec) -> tuple[Codec, tuple[Tensor, ...], int]:
         start = Call(shapes=self.bucket.shapes, key=random_key(self._settings, self.bucket.name, 0))

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from horovod_gradcomp.cli import network
-from horovod_gradcomp.cli.network_worker import DDP, HOROVOD, layers
+from horovod_gradcomp.cli import costs, network, network_check, network_models, network_page
+from horovod_gradcomp.cli.network_worker import ALONE, AUTO, DDP, HOROVOD
+from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core.errors import SettingsError
 from horovod_gradcomp.lab import cleanup
 from tests.distributed.launch import FOLDER, leftovers
@@ -16,6 +17,8 @@ from tests.distributed.launch import FOLDER, leftovers
 KEYS = {
     *("system", "bandwidth", "hosts", "model", "step_ms", "speedup_vs_none"),
     *("speedup_least", "speedup_most", "mb_per_step", "iface_mb_per_step"),
+    *("step_ms_least", "step_ms_most", "forward_ms", "backward_ms", "choice"),
+    *("encode_ms", "wait_ms", "decode_ms"),
 }
 
 
@@ -37,15 +40,90 @@ def test_ratios_are_those_of_one_round():
     row = network._row("x", turns, {"hosts": 2})
     assert (row["speedup_vs_none"], row["speedup_least"], row["speedup_most"]) == (2.0, 1.0, 3.0)
     assert (row["step_ms"], row["mb_per_step"], row["hosts"]) == (10.0, 0.2, 2)
+    assert (row["step_ms_least"], row["step_ms_most"]) == (5.0, 30.0)
     assert network._row("horovod none", turns, {})["speedup_vs_none"] == 1.0
     assert network._row("horovod none", turns, {})["mb_per_step"] is None
 
 
 def test_models():
-    assert layers("mlp12x1024") == (12, 1024)
+    sizes = {"mlp2x8": 2 * 72, "vgg16-small": 14_982_474, "lstm": 0, "transformer": 0}
+    for name, numel in sizes.items():
+        model, loss, batch = network_models.build(name, 2)
+        loss(model).backward()
+        assert batch == 2
+        found = sum(p.numel() for p in model.parameters())
+        assert all(p.grad is not None for p in model.parameters())
+        assert found == numel or (not numel and 5e6 < found < 3e7), (name, found)
+        again, _, _ = network_models.build(name, 2)
+        assert all((p == q).all() for p, q in zip(model.parameters(), again.parameters()))
     for name in ("mlp", "mlp0x4", "mlp4x0", "cnn3x4", "mlp3x4x5"):
-        with pytest.raises(SettingsError, match=f"--model {name}.*mlp12x1024"):
-            layers(name)
+        with pytest.raises(SettingsError, match=f"--model {name}.*mlp12x1024.*transformer"):
+            network_models.check(name)
+
+
+LINK = {"bandwidth": 1e6, "latency": 0.0}
+FACTS = {"model": "m", "bandwidth": "b", "hosts": 2, "ranks": 2, "spare": True}
+FACTS |= {"link": LINK, "copy": 1e9}
+
+
+def content(*rows, shapes=((1000, 1000), (1000,))):
+    """A run in which computing takes one second, 0.6 of it the backward pass."""
+    found = []
+    for name, step_ms, *choice in ((ALONE, 1000.0), *rows):
+        turns = [turn("horovod none", 5000.0), {**turn(name, step_ms), "backward_ms": 600.0}]
+        row = network._row(name, turns, FACTS)
+        found.append({**row, "model": "m", "bandwidth": "b", "choice": (choice or [None])[0]})
+    about = {"command": "c", "machine": "m", "date": "d", "load": "1.0"}
+    return {"about": about, "facts": [{**FACTS, "shapes": shapes}], "rows": found}
+
+
+def test_predictions_by_hand():
+    told = content(
+        ("horovod none", 5000.0),
+        ("horovod fp16", 2000.0),
+        ("ddp", 4000.0),
+        ("ddp powersgd", 1.0),
+        ("gradcomp topk", 1000.0),
+        (AUTO, 1000.0, "topk"),
+        (AUTO, 5000.0, "none"),
+    )
+    table = costs.load()
+    found = network_check.check(told, table)
+    steps = [one.step_ms for one in found]
+    # 4.004 MB at 1 MB/s there and back in halves; two tensors, the last one while nothing computes.
+    assert steps[0] == pytest.approx(400 + 300 + 4004, rel=1e-3)
+    assert steps[2] == steps[0]  # DDP: one small bucket, and one for all
+    assert steps[1] == pytest.approx(400 + 600 / 2 + 2002, rel=0.03)  # and two casts
+    speed = table.of("topk", "torch", "cpu").speed(1e9)
+    payload = 4000 + build("topk").wire_bytes((1000, 1000))  # the bias as it is
+    expected = 400 + 600 + payload / 1e3 + 1e3 * (speed.encoding(4e6) + speed.decoding(4e6, 2))
+    assert steps[3] == pytest.approx(expected, abs=0.1)
+    assert steps[4:] == [steps[3], steps[0]]  # what auto chose
+    assert [one.near for one in found] == [True, False, True, True, True, True]
+    assert round(found[0].ratio, 2) == 0.94
+    assert network_check.summary(found).startswith("5 of 6 predictions (83 %) are within 20 %")
+
+
+def test_the_page(tmp_path):
+    told = content(("horovod none", 5000.0), ("gradcomp topk", 1000.0), (AUTO, 1000.0, "topk"))
+    for row in told["rows"]:
+        row.update(iface_mb_per_step=1.0, speedup_least=0.5, speedup_vs_none=1.5, speedup_most=2.5)
+    page = tmp_path / "page.md"
+    network_page.write(page, told, costs.load())
+    text = page.read_text()
+    assert "| `auto`: `topk` | 1,000 | 1.50 (0.50 to 2.50) | 1.00 |" in text
+    assert "Measured by `c` on m, d; load when it began: 1.0." in text
+    assert "![" in text
+    assert "(page.png)" in text
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "| m | b | horovod none |" in text
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_other_files_are_refused(text, tmp_path):
+    (tmp_path / "rows.json").write_text(text)
+    with pytest.raises(SettingsError, match=r"rows\.json"):
+        network._read(tmp_path / "rows.json")
 
 
 def bench(folder, *args):
@@ -77,23 +155,32 @@ def test_errors_of_use(args, message, tmp_path):
 @pytest.mark.distributed
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make networks")
 def test_rows(tmp_path):
-    file = tmp_path / "rows.json"
-    options = ("--model", "mlp2x128", "--rounds", "1", "--steps", "2", "--codec", "linear:bits=4")
+    file, page = tmp_path / "rows.json", tmp_path / "page.md"
+    options = ("--model", "mlp2x128", "--rounds", "1", "--steps", "2")
+    options += ("--codec", "linear:bits=4", "--codec", "auto", "--docs", str(page), "--check")
     done = bench(tmp_path, "--bandwidth", "1gbit", *options, "--json", str(file))
     assert done.returncode == 0, done.stderr
-    rows = json.loads(file.read_text())
-    assert [row["system"] for row in rows] == [*HOROVOD, *DDP, "gradcomp linear:bits=4"]
+    rows = json.loads(file.read_text())["rows"]
+    ours = ["gradcomp linear:bits=4", AUTO]
+    assert [row["system"] for row in rows] == [ALONE, *HOROVOD, *DDP, *ours]
     assert all(row.keys() == KEYS and row["step_ms"] > 0 for row in rows)
     assert all(row["bandwidth"] == "1 Gbit/s" for row in rows)
     sent = {row["system"]: row["iface_mb_per_step"] for row in rows}
     dense = 4 * 2 * (128 * 128 + 128) / 1e6  # MB of gradients
+    assert sent[ALONE] < 0.1 * dense
     assert dense < sent["horovod none"] < 1.5 * dense
     assert dense < sent["ddp"] < 1.5 * dense
     assert dense / 2 < sent["horovod fp16"] < 0.8 * dense
     assert dense / 2 < sent["ddp fp16"] < 0.8 * dense
-    told = rows[-1]["mb_per_step"]
+    told = rows[-2]["mb_per_step"]
     assert dense / 8 < told < dense / 6
     assert told < sent["gradcomp linear:bits=4"] < 0.8 * dense
+    assert rows[-1]["choice"]
     assert all(f"{row['iface_mb_per_step']:.3f}" in done.stdout for row in rows)
+    assert "predictions" in done.stdout
+    assert "predictions" in page.read_text()
+    again = bench(tmp_path, "--read", str(file))
+    assert again.returncode == 0, again.stderr
+    assert f"{rows[1]['iface_mb_per_step']:.3f}" in again.stdout
     assert leftovers(tmp_path) == []
     assert cleanup.sweep() == []

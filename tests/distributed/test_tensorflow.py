@@ -254,6 +254,7 @@ def test_functions_that_run_eagerly(two_ranks):
         ("elastic", ["GradCompError", "got elastic training"]),
         ("no variables", ["BindingError", "expected variables"]),
         ("no settings", ["SettingsError", "Compression.topk(...)"]),
+        ("auto", ["SettingsError", "traced once", "gradcomp advise --measure"]),
         ("other context", ["BindingError", "a context of int"]),
     ],
 )

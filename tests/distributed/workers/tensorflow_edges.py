@@ -204,6 +204,7 @@ def refusals():
         "Max unnoticed": message(unnoticed),
         "no variables": message(lambda: make("topk").bind([tf.ones([3, 3])])),
         "no settings": message(lambda: Compressor("topk")),
+        "auto": message(Compression.auto),
         "other context": message(lambda: make("topk").decompress(tf.ones([3]), 5)),
     }
 

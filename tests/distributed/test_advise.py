@@ -1,0 +1,26 @@
+"""``gradcomp advise --measure`` on real ranks."""
+
+import json
+import sys
+
+import pytest
+
+from horovod_gradcomp.cli.local import launcher, run
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
+
+
+def test_it_measures_and_one_rank_answers(tmp_path):
+    report = tmp_path / "advice.json"
+    command = [launcher(), "--gloo", "--disable-cache", "-np", "2", "-H", "localhost:2"]
+    command += [sys.executable, "-m", "horovod_gradcomp", "advise", "--measure", "--params", "1e6"]
+    command += ["--codec", "fp16", "--codec", "topk", "--json", str(report)]
+    code, output = run(command, 100)
+    assert code == 0, output
+    assert output.count("1,000,000 parameters, 2 workers on 1 hosts") == 1
+    assert "Links as measured here, with Horovod's own overhead: inside them" in output
+    asked = json.loads(report.read_text())["question"]
+    assert (asked["cluster"]["ranks"], asked["cluster"]["per_host"]) == (2, 2)
+    assert 1e6 < asked["cluster"]["inside"]["bandwidth"] < 1e12
+    assert 0 < asked["cluster"]["inside"]["latency"] < 1.0
+    assert asked["copy"] > 1e7
