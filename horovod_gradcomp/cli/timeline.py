@@ -60,7 +60,8 @@ def draw(source: Path, target: Path, step: int | None = None) -> None:
         axes.set_title(f"rank {rank}, step {chosen}", fontsize=9, loc="left")
     every[-1, 0].set_xlabel("ms since the step's first gradient")
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for colour in _COLOURS.values()]
-    every[0, 0].legend(handles, list(_COLOURS), fontsize=8, ncol=4, loc="lower right")
+    above = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "frameon": False}
+    every[0, 0].legend(handles, list(_COLOURS), fontsize=8, ncol=4, **above)
     figure.tight_layout()
     save(figure, target)
 
