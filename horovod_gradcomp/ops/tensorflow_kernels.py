@@ -1,9 +1,9 @@
 """The compiled kernels on TensorFlow tensors, see :class:`horovod_gradcomp.ops.Kernels`.
 
 They are operations of TensorFlow's own kind, registered by a small library through TensorFlow's C
-interface: they run in its threads without Python, in a graph as well as eagerly. They serve tensors of any
-size: of 1024 values they take about as long as the chains of operations that they replace, of more
-less (``gradcomp bench codecs --framework tensorflow --numel 1024``, and the same with
+interface: they run in its threads without Python, in a graph as well as eagerly. They serve tensors
+of any size: of 1024 values they take about as long as the chains of operations that they replace,
+of more less (``gradcomp bench codecs --framework tensorflow --numel 1024``, and the same with
 ``HOROVOD_GRADCOMP_NATIVE=0``).
 """
 
