@@ -10,6 +10,8 @@ from .runs import Run
 
 _CODING = (("encode_ms", "encode"), ("wait_ms", "wait"), ("decode_ms", "decode"))
 _STYLES = ("-", "--", ":", "-.")
+_LEAST_SPAN = 10.0
+"""From the bottom to the top of a logarithmic axis."""
 _MOST_LAYERS = 40
 """Layers in the picture of cosines: the largest."""
 _MOST_ROWS = 20
@@ -36,6 +38,7 @@ def draw(runs: Sequence[Run], rows: Sequence[Sequence[str]] = (), heads: Sequenc
     panels = [figure.add_subplot(grid[i // 3, i % 3]) for i in range(6)]
     for axes, paint in zip(panels, (_ratio, _bytes, _residual, _cosine, _times, _layers)):
         paint(axes, runs)
+        axes.title.set_fontsize(10)
         if paint is not _layers:
             _finish(axes, runs)
     if shown:
@@ -107,12 +110,14 @@ def _layers(axes: Any, runs: Sequence[Run]) -> None:
 
 
 def _finish(axes: Any, runs: Sequence[Run]) -> None:
+    low, high = axes.get_ylim()
+    if axes.get_yscale() == "log" and high < _LEAST_SPAN * low:
+        axes.set_ylim((low * high / _LEAST_SPAN) ** 0.5, (low * high * _LEAST_SPAN) ** 0.5)
     for run in runs:
         for first, end in run.fallbacks():
             axes.axvspan(first, end, color="C1", alpha=0.15, linewidth=0)
     axes.grid(alpha=0.3)
     axes.set_xlabel("step")
-    axes.title.set_fontsize(10)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(fontsize=7)
     else:

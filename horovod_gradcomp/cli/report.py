@@ -26,8 +26,8 @@ COLUMNS = (
     ("grad_norm", "gradient norm", "{:.4g}"),
     ("residual_norm", "left-out norm", "{:.4g}"),
     ("cosine", "cosine", "{:.4f}"),
-    ("mean_cosine", "mean of all records", "{:.4f}"),
-    ("all_ranks_cosine", "of all ranks", "{:.4f}"),
+    ("mean_cosine", "cosine, mean", "{:.4f}"),
+    ("all_ranks_cosine", "cosine, all ranks", "{:.4f}"),
 )
 """Key, head and format of the table's columns."""
 
