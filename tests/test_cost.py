@@ -48,6 +48,9 @@ def test_ring_allgather():
     assert ring_allgather(FOUR, 50) == pytest.approx(3 * (0.5 + 0.5))
     assert ring_allgather(FOUR, 50, messages=5) == pytest.approx(15 * (0.5 + 0.1))
     assert ring_allgather(LONELY, 50) == 0
+    slower = replace(FOUR, gathers=Link(bandwidth=50.0, latency=0.5))
+    assert ring_allgather(slower, 50) == pytest.approx(3 * (0.5 + 1.0))
+    assert ring_allreduce(slower, 400) == ring_allreduce(FOUR, 400)
 
 
 def test_alltoall():

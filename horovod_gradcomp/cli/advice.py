@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from ..core import hierarchical, twophase
 from ..core.codec import Shape
 from ..core.cost import Cost, Job, Speed, cheapest, dense, exchanges
-from ..core.links import Cluster, Link
+from ..core.links import Cluster
 from ..core.options import Options
 from ..core.settings import Settings, assemble, parse_codec
 from .costs import Costs
@@ -100,8 +100,8 @@ class Question:
 
     def at(self, bandwidth: float) -> Question:
         """Return the same question with another bandwidth between hosts."""
-        between = Link(bandwidth, self.cluster.between.latency)
-        return replace(self, cluster=replace(self.cluster, between=between))
+        between = replace(self.cluster.between, bandwidth=bandwidth)
+        return replace(self, cluster=replace(self.cluster, between=between, gathers=None))
 
 
 @dataclass(frozen=True)

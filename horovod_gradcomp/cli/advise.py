@@ -121,8 +121,9 @@ def _given(option: str, value: Any) -> Any:
 
 def _links(cluster: Cluster) -> str:
     """Return one line on measured links."""
-    parts = {"between hosts": cluster.between} if cluster.hosts > 1 else {}
+    parts: dict[str, Link] = {"between hosts": cluster.between} if cluster.hosts > 1 else {}
     parts |= {"inside them": cluster.inside} if cluster.local > 1 else {}
+    parts |= {"in gathers": cluster.gathers} if cluster.gathers else {}
     text = ", ".join(
         f"{where} {units.show_rate(link.bandwidth)} and {1e6 * link.latency:.0f} us a message"
         for where, link in parts.items()
@@ -227,7 +228,7 @@ def _notes(question: Question, advice: Advice, measured: Costs) -> list[str]:
 
 
 def _report(question: Question, advice: Advice, measured: Costs) -> dict[str, Any]:
-    chosen = advice.chosen
+    chosen, gathers = advice.chosen, question.cluster.gathers
     return {
         "question": {
             **{key: value for key, value in vars(question).items() if key != "cluster"},
@@ -235,6 +236,7 @@ def _report(question: Question, advice: Advice, measured: Costs) -> dict[str, An
                 **vars(question.cluster),
                 "between": vars(question.cluster.between),
                 "inside": vars(question.cluster.inside),
+                "gathers": gathers and vars(gathers),
             },
         },
         "volume": _volume(question, advice),

@@ -71,5 +71,6 @@ def look(device: str) -> Here:
         slow = probe.slowest(1 / copy_speed(), "gradcomp.advise.copy", hvd.global_process_set)
         copy = 1 / slow
     spare = device == "cuda" or (os.cpu_count() or 1) > hvd.local_size() * torch.get_num_threads()
-    cluster = Cluster(hvd.size(), hvd.local_size(), between, inside, spare)
+    seen = probe.gathers("gradcomp.advise.gathers", between.latency, where)
+    cluster = Cluster(hvd.size(), hvd.local_size(), between, inside, spare, seen)
     return Here(cluster, copy, hvd.rank() == 0)

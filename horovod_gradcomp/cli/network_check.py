@@ -79,7 +79,7 @@ def predict(system: str, facts: dict[str, Any], alone: Row, costs: Costs) -> Cos
     """
     shapes = [tuple(shape) for shape in facts["shapes"]]
     link = Link(**facts["link"])
-    cluster = Cluster(facts["ranks"], 1, link, link, spare=facts["spare"])
+    cluster = Cluster(facts["ranks"], 1, link, link, facts["spare"], Link(**facts["gathers"]))
     plain = HOROVOD[0] if system == "none" else system
     if plain in (ALONE, _PRIVATE):
         return None

@@ -35,7 +35,8 @@ _MODEL = """\
 
 What the model of `gradcomp advise` (`core/cost.py`) predicts for these rows, in milliseconds, from
 the links that the same run measured before its first turn, from the speed of a copy (the median of
-all turns), from the steps without an exchange, and from the packaged costs of codecs.
+all turns), from the steps without an exchange, and from the packaged costs of codecs. It does not
+know that ranks wait for one another where a machine has other work to do: there, steps take longer.
 
 {summary}.
 

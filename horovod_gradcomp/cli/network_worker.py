@@ -173,10 +173,12 @@ def facts(system: System) -> dict[str, Any]:
 
     from ..torch import probe
 
+    link = probe.ring("link")
     return {
         "ranks": hvd.size(),
         "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors
-        "link": vars(probe.ring("link")),
+        "link": vars(link),
+        "gathers": vars(probe.gathers("gathers", link.latency)),
         "shapes": system.shapes,
         "batch": system.batch,
     }

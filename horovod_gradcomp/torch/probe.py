@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from dataclasses import replace
 from typing import Any, Callable
@@ -20,6 +21,9 @@ _LONG, _TIMES = 0.03, 4
 """What is enough to tell a bandwidth: seconds, and so many times those of the latency."""
 
 _REPEATS = 3
+
+_GATHERED, _GATHERS = 2**22, 5
+"""Bytes and runs. Gloo's allgathers differ by a factor of two from one run to the next."""
 
 
 def ring(
@@ -43,6 +47,28 @@ def ring(
     small, large, busy = _two_sizes(run, name, process_set, device)
     sent = 2 * (ranks - 1) / ranks * large[0]
     return replace(fitted(ranks, small, large), work=busy / sent)
+
+
+def gathers(name: str, latency: float, device: torch.device | None = None) -> Link:
+    """Return the slowest link as an allgather over all ranks uses it, the median of some.
+
+    It takes some times as long as 4 MiB take.
+
+    Args:
+        name: Start of the collectives' names.
+        latency: Of the link, in seconds.
+        device: Of what is gathered.
+    """
+    data = torch.zeros(_GATHERED // 4, device=device)
+    took = []
+    for number in range(1 + _GATHERS):
+        hvd.allreduce(torch.zeros(1), name=f"{name}.wait")
+        start = time.perf_counter()
+        hvd.allgather(data, name=name)
+        told = slowest(time.perf_counter() - start, f"{name}.told", hvd.global_process_set)
+        took += [told] * (number > 0)
+    step = statistics.median(took) / (hvd.size() - 1)
+    return Link(_GATHERED / max(step - latency, 1e-9), latency)
 
 
 def neighbours(name: str, device: torch.device | None = None) -> Link:

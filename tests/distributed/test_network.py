@@ -63,7 +63,7 @@ def test_models():
 
 LINK = {"bandwidth": 1e6, "latency": 0.0}
 FACTS = {"model": "m", "bandwidth": "b", "hosts": 2, "ranks": 2, "spare": True}
-FACTS |= {"link": LINK, "copy": 1e9}
+FACTS |= {"link": LINK, "gathers": {"bandwidth": 5e5, "latency": 0.0}, "copy": 1e9}
 
 
 def content(*rows, shapes=((1000, 1000), (1000,))):
@@ -96,7 +96,7 @@ def test_predictions_by_hand():
     assert steps[1] == pytest.approx(400 + 600 / 2 + 2002, rel=0.03)  # and two casts
     speed = table.of("topk", "torch", "cpu").speed(1e9)
     payload = 4000 + build("topk").wire_bytes((1000, 1000))  # the bias as it is
-    expected = 400 + 600 + payload / 1e3 + 1e3 * (speed.encoding(4e6) + speed.decoding(4e6, 2))
+    expected = 400 + 600 + payload / 500 + 1e3 * (speed.encoding(4e6) + speed.decoding(4e6, 2))
     assert steps[3] == pytest.approx(expected, abs=0.1)
     assert steps[4:] == [steps[3], steps[0]]  # what auto chose
     assert [one.near for one in found] == [True, False, True, True, True, True]
