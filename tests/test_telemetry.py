@@ -384,7 +384,10 @@ def test_gradcomp_plot(tmp_path: Path) -> None:
     found = json.loads(numbers.read_text())
     assert [one["run"] for one in found] == ["b", "a"]
     assert found[1]["layers"][0]["layer"] == "w<1>"
-    for args, said in (((tmp_path / "c",), "got no file"), ((a, "-o", tmp_path / "r.xyz"), "picture ")):
+    for args, said in (
+        ((tmp_path / "c",), "got no file"),
+        ((a, "-o", tmp_path / "r.xyz"), "picture "),
+    ):
         done = gradcomp("plot", *args)
         assert done.returncode == 2
         assert said in done.stderr
