@@ -15,9 +15,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..core.errors import GradCompError
+from ..core.errors import GradCompError, SettingsError, explain
 from ..core.settings import parse_codec
-from . import overhead_worker
+from . import overhead_worker, step_tensorflow, step_tensorflow_worker, step_worker
 from .local import launcher, run
 from .models import MODELS, shapes_of
 from .step_worker import BASE, MARK, WATCHED
@@ -33,6 +33,10 @@ FORMS = ("fp16", "linear", "topk", "randomk", "powersgd")
 
 def step(
     model: str = typer.Option("resnet50", help=f"Whose tensors: {', '.join(MODELS)}."),
+    framework: str = typer.Option("torch", help="torch or tensorflow."),
+    groups: int = typer.Option(
+        0, min=0, help="TensorFlow: measure again with gradients in so many groups; 0: do not."
+    ),
     ranks: int = typer.Option(2, min=2, help="Ranks on this machine."),
     steps: int = typer.Option(3, min=1, help="Steps of a turn."),
     rounds: int = typer.Option(5, min=1, help="Turns of each system, of which medians count."),
@@ -56,31 +60,77 @@ def step(
     ranks ("own": without taking gradients in and without looking for what is not finite, which are
     work there). With --telemetry give as many --steps, or a multiple, so that every turn has its
     share of records. All ranks share this machine, so that no step shows what a slow link would.
+
+    TensorFlow's steps are those of a gradient tape in a traced function; its rows have the
+    operations of that graph and the seconds of tracing it, and no times of parts.
     """
     shapes = shapes_of(model)
     forms = list(codec or FORMS)
     for form in forms:
         parse_codec(form)  # a mistake in the last shows before the first is measured
+    _check(framework, groups, telemetry)
+    if framework == "tensorflow":
+        _step_of_tensorflow(model, forms, groups, ranks, steps, rounds, timeout, json_file)
+        return
     watched = [form + WATCHED for form in forms] if telemetry else []
     systems = [BASE, *(name for pair in zip(forms, watched or forms) for name in pair)]
     systems = list(dict.fromkeys(systems))  # in turns, a codec and the same with telemetry
     wanted = {"model": model, "systems": systems, "steps": steps, "rounds": rounds}
     wanted["telemetry"] = telemetry
-    found = launcher()
-    if found is None:
-        raise GradCompError("there is no horovodrun here; gradcomp doctor says what mends it")
-    command = [found, "--gloo", "--disable-cache", "-np", str(ranks), "-H", f"localhost:{ranks}"]
-    command += [sys.executable, "-m", "horovod_gradcomp.cli.step_worker", json.dumps(wanted)]
     console = Console()
-    with Console(stderr=True).status(f"{model}: {rounds} turns of {len(systems)} systems"):
-        code, output = run(command, timeout)
-    turns = _lines(code, output, MARK)
+    turns = _turns(step_worker.__name__, wanted, ranks, timeout)
     calls = {one["system"]: one for one in _calls(model, forms, timeout)}
     rows = [{**_row(name, turns, model, shapes), **calls.get(name, {})} for name in systems]
     console.print(_table([row for row in rows if row["system"] not in watched], shapes, ranks))
     for form in forms if telemetry else ():
         rows.append(_compared(form, turns, telemetry))
         console.print(_told(rows[-1]), highlight=False)
+    if json_file:
+        json_file.write_text(json.dumps(rows, indent=2) + "\n")
+
+
+def _check(framework: str, groups: int, telemetry: int) -> None:
+    if framework not in ("torch", "tensorflow"):
+        expected = "torch or tensorflow"
+        raise SettingsError(explain(got=f"--framework {framework}", expected=expected))
+    if groups and framework == "torch":
+        raise SettingsError(explain(got="--groups with torch", expected="--framework tensorflow"))
+    if telemetry and framework == "tensorflow":
+        why = "a graph shows no times of parts"
+        raise SettingsError(
+            explain(got="--telemetry with tensorflow", expected="--framework torch", why=why)
+        )
+
+
+def _turns(worker: str, wanted: Row, ranks: int, timeout: float) -> list[Row]:
+    """Return what a worker prints of its turns."""
+    found = launcher()
+    if found is None:
+        raise GradCompError("there is no horovodrun here; gradcomp doctor says what mends it")
+    command = [found, "--gloo", "--disable-cache", "-np", str(ranks), "-H", f"localhost:{ranks}"]
+    command += [sys.executable, "-m", worker, json.dumps(wanted)]
+    text = f"{wanted['model']}: {wanted['rounds']} turns of {len(wanted['systems'])} systems"
+    with Console(stderr=True).status(text):
+        code, output = run(command, timeout)
+    return _lines(code, output, MARK)
+
+
+def _step_of_tensorflow(
+    model: str,
+    forms: Sequence[str],
+    groups: int,
+    ranks: int,
+    steps: int,
+    rounds: int,
+    timeout: float,
+    json_file: Path | None,
+) -> None:
+    systems = step_tensorflow.systems(forms, groups)
+    wanted = {"model": model, "systems": systems, "steps": steps, "rounds": rounds}
+    turns = _turns(step_tensorflow_worker.__name__, wanted, ranks, timeout)
+    shapes = shapes_of(model)
+    rows = [step_tensorflow.row(name, turns, model, shapes) for name in systems]
+    Console(width=120).print(step_tensorflow.table(rows, shapes, ranks))
     if json_file:
         json_file.write_text(json.dumps(rows, indent=2) + "\n")
 

@@ -1,0 +1,66 @@
+"""``gradcomp bench step --framework tensorflow``: its rows and its table."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from .step_tensorflow_worker import GROUPED
+from .step_worker import BASE
+
+Row = dict[str, Any]
+
+
+def systems(forms: Sequence[str], groups: int) -> list[str]:
+    """Return what is measured: each system tensor by tensor, and in groups where asked for."""
+    plain = [BASE, *forms]
+    return [*plain, *(f"{name}{GROUPED}{groups}" for name in plain if groups)]
+
+
+def row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> Row:
+    """Return the row of a system; a ratio is the median over turns of the same round."""
+    base, mine = ([t for t in turns if t["system"] == one] for one in (BASE, name))
+    ratios = [b["step_ms"] / a["step_ms"] for a, b in zip(base, mine)]
+    told = statistics.median(turn["bytes"] for turn in mine)
+    return {
+        "system": name,
+        "model": model,
+        "framework": "tensorflow",
+        "tensors": len(shapes),
+        "step_ms": statistics.median(turn["step_ms"] for turn in mine),
+        "times_none": statistics.median(ratios),
+        "times_least": min(ratios),
+        "times_most": max(ratios),
+        "mb_per_step": (told or 4 * sum(map(math.prod, shapes))) / 1e6,
+        "operations": mine[0]["operations"],
+        "trace_s": mine[0]["trace_s"],
+    }
+
+
+def table(rows: Sequence[Row], shapes: Sequence[Any], ranks: int) -> Table:
+    """Return the rows as a table."""
+    numel = sum(map(math.prod, shapes))
+    made = Table(
+        title=f"{rows[0]['model']}: {len(shapes)} tensors of {numel:,} values, {ranks} ranks",
+        caption="ms a step; times of Horovod alone: median, least, most; operations of the graph",
+        box=SIMPLE_HEAD,
+        show_edge=False,
+    )
+    made.add_column("system", no_wrap=True)
+    for head in ("step", "times", "least", "most", "MB", "operations", "trace, s"):
+        made.add_column(head, justify="right", no_wrap=True)
+    for one in rows:
+        made.add_row(
+            one["system"],
+            f"{one['step_ms']:,.0f}",
+            *(f"{one[key]:.2f}" for key in ("times_none", "times_least", "times_most")),
+            f"{one['mb_per_step']:.3g}",
+            f"{one['operations']:,}",
+            f"{one['trace_s']:.1f}",
+        )
+    return made
