@@ -223,6 +223,7 @@ def test_a_writer_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_writer_of_tensorflow(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")  # tf.summary.scalar is its
     import tensorflow as tf
 
     writer = tf.summary.create_file_writer(str(tmp_path))
