@@ -384,6 +384,17 @@ def test_checkpoints_that_do_not_fit(laws, what, part):
         assert part in rank["refused"][what]
 
 
+def test_a_thousand_eager_steps_leave_nothing_behind() -> None:
+    for one in run_ranks("tensorflow_long.py", 2, timeout=200):
+        assert one["steps"] == 1000
+        first, *later = one["looks"]
+        for look in later:
+            for what in ("variables", "records", "tensors"):
+                assert look[what] == first[what]
+            assert look["blocks"] < first["blocks"] + 400, "Python holds more from step to step"
+            assert look["resident"] < first["resident"] + 9e6  # a gradient a step would be 9.8e6
+
+
 def test_process_set(three_ranks):
     zero, one, two = results(three_ranks["process_set"])
     assert zero["grads"] == two["grads"] != one["grads"]
