@@ -82,6 +82,7 @@ CASES = {
         for word in (0, 5, 2**31, 2**32 - 1)
     ],
     "as_int64": [(lambda xp, x: xp.as_int64((3, -1, 2**40), x), [X])],
+    "numbers": [(lambda xp, x: xp.numbers([1, 2, 0.5], x), [x]) for x in (X, HALF, LONGS)],
     "cast": [
         (lambda xp, x, to=to: xp.cast(x, to), [x])
         for x, to in [
