@@ -21,6 +21,7 @@ from . import overhead_worker, step_tensorflow, step_tensorflow_worker, step_wor
 from .local import launcher, run
 from .models import MODELS, shapes_of
 from .step_worker import BASE, MARK, WATCHED
+from .turns import compared
 
 Row = dict[str, Any]
 
@@ -151,16 +152,12 @@ def _lines(code: int | None, output: str, mark: str) -> list[Row]:
 
 
 def _row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> Row:
-    base, mine = ([t for t in turns if t["system"] == one] for one in (BASE, name))
-    ratios = [b["step_ms"] / a["step_ms"] for a, b in zip(base, mine)]
+    mine = [turn for turn in turns if turn["system"] == name]
     row: Row = {
         "system": name,
         "model": model,
         "tensors": len(shapes),
-        "step_ms": statistics.median(turn["step_ms"] for turn in mine),
-        "times_none": statistics.median(ratios),
-        "times_least": min(ratios),
-        "times_most": max(ratios),
+        **compared(name, BASE, turns, "times_none"),
     }
     if name == BASE:
         nbytes = 4 * sum(map(math.prod, shapes))
@@ -182,15 +179,12 @@ def _row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> 
 def _compared(form: str, turns: Sequence[Row], every: int) -> Row:
     """Return how long a codec's steps take with telemetry, in steps without."""
     plain, watched = ([t for t in turns if t["system"] == one] for one in (form, form + WATCHED))
-    ratios = [b["step_ms"] / a["step_ms"] for a, b in zip(plain, watched)]
     return {
-        "measuring_ms_a_record": every * statistics.median(t["measured_ms"] for t in watched),
+        **compared(form + WATCHED, form, turns, "times_without"),
         "step_ms": statistics.median(t["step_ms"] for t in plain),
+        "measuring_ms_a_record": every * statistics.median(t["measured_ms"] for t in watched),
         "telemetry_of": form,
         "every": every,
-        "times_without": statistics.median(ratios),
-        "times_least": min(ratios),
-        "times_most": max(ratios),
     }
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from .step_tensorflow_worker import GROUPED
 from .step_worker import BASE
+from .turns import compared
 
 Row = dict[str, Any]
 
@@ -24,18 +25,14 @@ def systems(forms: Sequence[str], groups: int) -> list[str]:
 
 def row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> Row:
     """Return the row of a system; a ratio is the median over turns of the same round."""
-    base, mine = ([t for t in turns if t["system"] == one] for one in (BASE, name))
-    ratios = [b["step_ms"] / a["step_ms"] for a, b in zip(base, mine)]
+    mine = [turn for turn in turns if turn["system"] == name]
     told = statistics.median(turn["bytes"] for turn in mine)
     return {
         "system": name,
         "model": model,
         "framework": "tensorflow",
         "tensors": len(shapes),
-        "step_ms": statistics.median(turn["step_ms"] for turn in mine),
-        "times_none": statistics.median(ratios),
-        "times_least": min(ratios),
-        "times_most": max(ratios),
+        **compared(name, BASE, turns, "times_none"),
         "mb_per_step": (told or 4 * sum(map(math.prod, shapes))) / 1e6,
         "operations": mine[0]["operations"],
         "trace_s": mine[0]["trace_s"],
