@@ -10,6 +10,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from ..core.codec import Combine
+from ..core.settings import parse_codec
 from .step_tensorflow_worker import GROUPED
 from .step_worker import BASE
 from .turns import compared
@@ -18,9 +20,13 @@ Row = dict[str, Any]
 
 
 def systems(forms: Sequence[str], groups: int) -> list[str]:
-    """Return what is measured: each system tensor by tensor, and in groups where asked for."""
-    plain = [BASE, *forms]
-    return [*plain, *(f"{name}{GROUPED}{groups}" for name in plain if groups)]
+    """Return what is measured: each system tensor by tensor, and in groups where asked for.
+
+    What Horovod adds up is left out of groups, which have one dtype: payloads may have another than
+    tensors that are sent as they are.
+    """
+    several = [form for form in forms if parse_codec(form).combine is not Combine.SUM]
+    return [BASE, *forms, *(f"{name}{GROUPED}{groups}" for name in (BASE, *several) if groups)]
 
 
 def row(name: str, turns: Sequence[Row], model: str, shapes: Sequence[Any]) -> Row:
