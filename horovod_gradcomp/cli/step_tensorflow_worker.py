@@ -62,7 +62,7 @@ class System:
 
     def step(self) -> None:
         """Reduce all gradients once."""
-        self._step().numpy()
+        float(self._step())  # waits for it
 
     def nbytes(self) -> int:
         """Return the bytes handed to Horovod so far, 0 where the compressor is Horovod's."""
