@@ -384,6 +384,17 @@ def test_checkpoints_that_do_not_fit(laws, what, part):
         assert part in rank["refused"][what]
 
 
+def test_batches_of_other_sizes_go_on_with_the_same_memory() -> None:
+    """A smaller last batch, an evaluation, and training again: traced anew, the books balance."""
+    first, second = run_ranks("tensorflow_retraced.py", 2, timeout=120)
+    assert first["weights"] == second["weights"]
+    for one in (first, second):
+        assert one["traces"] == 3
+        assert one["steps"] == 7
+        assert one["off"] < 1e-5
+        assert one["owed"] > 0.1, "nothing was left out"
+
+
 def test_a_thousand_eager_steps_leave_nothing_behind() -> None:
     for one in run_ranks("tensorflow_long.py", 2, timeout=200):
         assert one["steps"] == 1000
