@@ -9,46 +9,19 @@
 #define WORTH_A_THREAD 262144
 #define MOST_THREADS 64
 
-/* The rows whose first elements are in [first, last), as if all spans followed each other. */
-typedef int run_part(const void *call, int64_t first, int64_t last);
+/* Rows [from, to) of a span. */
+typedef int run_rows(const void *call, const span *s, int64_t from, int64_t to);
 
+/* The rows whose first elements are in [first, last), as if all spans followed each other. */
 typedef struct {
-    run_part *run;
+    run_rows *run;
     const void *call;
+    const span *spans;
+    int64_t count;
     int64_t first;
     int64_t last;
     int state;
 } part;
-
-static void *start_part(void *given) {
-    part *own = given;
-    own->state = own->run(own->call, own->first, own->last);
-    return NULL;
-}
-
-static int run_parts(run_part *run, const void *call, const span *spans, int64_t count,
-                     int threads) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < count; i++) total += spans[i].rows * spans[i].width;
-    int64_t number = total / WORTH_A_THREAD;
-    number = number < threads ? number : threads;
-    number = number < MOST_THREADS ? number : MOST_THREADS;
-    if (number < 2) return run(call, 0, total);
-    part parts[MOST_THREADS];
-    pthread_t ids[MOST_THREADS];
-    int started[MOST_THREADS], state = GRADCOMP_DONE;
-    for (int64_t i = 0; i < number; i++) {
-        parts[i] = (part){run, call, total / number * i, total / number * (i + 1), GRADCOMP_DONE};
-        if (i == number - 1) parts[i].last = total;
-        started[i] = i < number - 1 && !pthread_create(&ids[i], NULL, start_part, &parts[i]);
-        if (!started[i]) start_part(&parts[i]);
-    }
-    for (int64_t i = 0; i < number; i++) {
-        if (started[i]) pthread_join(ids[i], NULL);
-        if (parts[i].state != GRADCOMP_DONE) state = parts[i].state;
-    }
-    return state;
-}
 
 /* The first row of a span that begins at or after an element, counted from the span's own. */
 static int64_t row_at(const span *s, int64_t element) {
@@ -57,63 +30,81 @@ static int64_t row_at(const span *s, int64_t element) {
     return row < s->rows ? row : s->rows;
 }
 
-static int encode_part(const void *given, int64_t first, int64_t last) {
-    const encode_call *call = given;
+static void *run_part(void *given) {
+    part *own = given;
     int64_t begin = 0;
-    for (int64_t i = 0; i < call->count; i++) {
-        const span *s = &call->spans[i];
-        const int64_t from = row_at(s, first - begin), to = row_at(s, last - begin);
+    for (int64_t i = 0; i < own->count && own->state == GRADCOMP_DONE; i++) {
+        const span *s = &own->spans[i];
+        const int64_t from = row_at(s, own->first - begin), to = row_at(s, own->last - begin);
         begin += s->rows * s->width;
-        if (from >= to) continue;
-        const encode_job job = {
-            .source = call->source ? call->source + s->start : NULL,
-            .x = call->x + s->start,
-            .head = (float *)(void *)(call->payload + s->head),
-            .codes = call->payload + s->codes,
-            .width = s->width,
-            .row_bytes = s->row_bytes,
-            .numbers = call->numbers,
-            .tables = call->tables,
-            .start = (uint32_t)s->start,
-            .low = call->low,
-            .high = call->high,
-            .bits = call->bits,
-            .headers = call->headers,
-            .want_error = call->want_error,
-        };
-        const int state = gradcomp_active()->kernels[call->kernel].encode(&job, from, to);
-        if (state != GRADCOMP_DONE) return state;
+        if (from < to) own->state = own->run(own->call, s, from, to);
     }
-    return GRADCOMP_DONE;
+    return NULL;
 }
 
-static int decode_part(const void *given, int64_t first, int64_t last) {
-    const decode_call *call = given;
-    int64_t begin = 0;
-    for (int64_t i = 0; i < call->count; i++) {
-        const span *s = &call->spans[i];
-        const int64_t from = row_at(s, first - begin), to = row_at(s, last - begin);
-        begin += s->rows * s->width;
-        if (from >= to) continue;
-        const decode_job job = {
-            .out = call->out + s->start,
-            .payloads = call->payloads,
-            .number = call->number,
-            .head = s->head,
-            .codes = s->codes,
-            .width = s->width,
-            .row_bytes = s->row_bytes,
-            .numbers = call->numbers,
-            .tables = call->tables,
-            .scale = call->scale,
-            .scaled = call->scaled,
-            .bits = call->bits,
-            .headers = call->headers,
-        };
-        const int state = gradcomp_active()->kernels[call->kernel].decode(&job, from, to);
-        if (state != GRADCOMP_DONE) return state;
+static int run_parts(run_rows *run, const void *call, const span *spans, int64_t count,
+                     int threads) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += spans[i].rows * spans[i].width;
+    int64_t number = total / WORTH_A_THREAD;
+    number = number < threads ? number : threads;
+    number = number < MOST_THREADS ? number : MOST_THREADS;
+    number = number > 1 ? number : 1;
+    part parts[MOST_THREADS];
+    pthread_t ids[MOST_THREADS];
+    int started[MOST_THREADS], state = GRADCOMP_DONE;
+    for (int64_t i = 0; i < number; i++) {
+        const int64_t last = i < number - 1 ? total / number * (i + 1) : total;
+        parts[i] = (part){run, call, spans, count, total / number * i, last, GRADCOMP_DONE};
+        started[i] = i < number - 1 && !pthread_create(&ids[i], NULL, run_part, &parts[i]);
+        if (!started[i]) run_part(&parts[i]);
     }
-    return GRADCOMP_DONE;
+    for (int64_t i = 0; i < number; i++) {
+        if (started[i]) pthread_join(ids[i], NULL);
+        if (parts[i].state != GRADCOMP_DONE) state = parts[i].state;
+    }
+    return state;
+}
+
+static int encode_rows_of(const void *given, const span *s, int64_t from, int64_t to) {
+    const encode_call *call = given;
+    const encode_job job = {
+        .source = call->source ? call->source + s->start : NULL,
+        .x = call->x + s->start,
+        .head = (float *)(void *)(call->payload + s->head),
+        .codes = call->payload + s->codes,
+        .width = s->width,
+        .row_bytes = s->row_bytes,
+        .numbers = call->numbers,
+        .tables = call->tables,
+        .start = (uint32_t)s->start,
+        .low = call->low,
+        .high = call->high,
+        .bits = call->bits,
+        .headers = call->headers,
+        .want_error = call->want_error,
+    };
+    return gradcomp_active()->kernels[call->kernel].encode(&job, from, to);
+}
+
+static int decode_rows_of(const void *given, const span *s, int64_t from, int64_t to) {
+    const decode_call *call = given;
+    const decode_job job = {
+        .out = call->out + s->start,
+        .payloads = call->payloads,
+        .number = call->number,
+        .head = s->head,
+        .codes = s->codes,
+        .width = s->width,
+        .row_bytes = s->row_bytes,
+        .numbers = call->numbers,
+        .tables = call->tables,
+        .scale = call->scale,
+        .scaled = call->scaled,
+        .bits = call->bits,
+        .headers = call->headers,
+    };
+    return gradcomp_active()->kernels[call->kernel].decode(&job, from, to);
 }
 
 /* Sizes of the structures, so that a caller with others notices. */
@@ -122,11 +113,11 @@ EXPORT int gradcomp_sizes(void) { return (int)(1000 * sizeof(encode_call) + size
 EXPORT int gradcomp_encode(const encode_call *call) {
     const int64_t end = call->nbytes < 8 ? call->nbytes : 8; /* padding and flag are no more */
     memset(call->payload + call->nbytes - end, 0, (size_t)end);
-    return run_parts(encode_part, call, call->spans, call->count, call->threads);
+    return run_parts(encode_rows_of, call, call->spans, call->count, call->threads);
 }
 
 EXPORT int gradcomp_decode(const decode_call *call) {
-    return run_parts(decode_part, call, call->spans, call->count, call->threads);
+    return run_parts(decode_rows_of, call, call->spans, call->count, call->threads);
 }
 
 /* Select by way of a sample; returns whether it was possible. */
