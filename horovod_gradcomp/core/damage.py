@@ -15,7 +15,7 @@ end may have its graph assert on top.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
 from .codec import Tensor
 from .errors import ExchangeError, explain
@@ -54,6 +54,7 @@ def settle(
     damage: Tensor | None,
     bad: Tensor,
     ranks: Sequence[int] | None = None,
+    tell: Callable[[int, int, str], str] | None = None,
 ) -> Tensor:
     """Raise :class:`ExchangeError` for what is damaged, or make the step a bad one.
 
@@ -66,6 +67,8 @@ def settle(
         damage: Of all payloads, in rank order.
         bad: 0, or NaN where some rank's input was not finite.
         ranks: Who has sent them; default: all, in order.
+        tell: Makes the message of a rank, what is wrong, and the name; default: one that names all
+            three.
 
     Returns:
         ``bad``, or NaN where something is damaged and cannot be read here.
@@ -79,8 +82,12 @@ def settle(
         rank, what = next(
             (rank, int(what)) for rank, what in zip(ranks or range(len(known)), known) if what
         )
-        raise ExchangeError(complaint(f"from rank {rank}", describe(what), name))
+        raise ExchangeError((tell or _of_rank)(rank, what, name))
     return bad
+
+
+def _of_rank(rank: int, what: int, name: str) -> str:
+    return complaint(f"from rank {rank}", describe(what), name)
 
 
 def describe(what: int) -> str:

@@ -256,7 +256,7 @@ def _reduce(
     if marked:
         reduced, wrong = mark.detach(xp, reduced, call)
     bad = xp.badness(reduced[:1]) if agreed is None else agreed
-    bad = mark.settle(xp, name, wrong, bad)
+    bad = damage.settle(xp, name, wrong, bad, tell=mark.complaint)
     done = codec.finish(xp, [reduced], numel, call, scale=reply.scale)
     return Outcome(xp.spoil_(done.total, bad), error, bad, done.shared, kept, None, wrong)
 

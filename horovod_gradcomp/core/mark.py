@@ -15,7 +15,7 @@ from typing import Any
 
 from . import damage
 from .codec import Call, Tensor
-from .errors import ExchangeError, explain
+from .errors import explain
 
 BITS = 8
 WIDTH = 1 + BITS
@@ -64,29 +64,14 @@ def detach(xp: Any, reduced: Tensor, call: Call) -> tuple[Tensor, Tensor | None]
     return reduced[:numel], damage.unless(xp, xp.equal(xp.count_true(near), BITS), damage.STEPS)
 
 
-def settle(xp: Any, name: str, wrong: Tensor | None, bad: Tensor) -> Tensor:
-    """Raise :class:`ExchangeError` for a wrong mark, or make the step a bad one; see there.
-
-    Args:
-        xp: An operations module.
-        name: Of the tensor, for messages.
-        wrong: From :func:`detach`.
-        bad: 0, or NaN where some rank's input was not finite.
-
-    Returns:
-        ``bad``, or NaN where the mark is wrong and cannot be read here.
-    """
-    known = None if wrong is None else xp.known(wrong)
-    if known is None or not any(known) or xp.known(bad) != [0.0]:
-        return damage.settle(xp, name, None if known else wrong, bad)
-    raise ExchangeError(
-        explain(
-            got=f"ranks at different steps, in the sum of payloads of '{name}'",
-            expected="all ranks at the same step",
-            why="after hvd.join the ranks that had joined are behind, and what they send belongs "
-            "to other elements",
-            do="call compression.join() in place of hvd.join()",
-        )
+def complaint(_: int, what: int, name: str) -> str:
+    """Return the message for a wrong mark, as :func:`.damage.settle` asks for it."""
+    return explain(
+        got=f"{damage.describe(what)}, for '{name}'",
+        expected="all ranks at the same step",
+        why="after hvd.join the ranks that had joined are behind, and what they send belongs to "
+        "other elements",
+        do="call compression.join() in place of hvd.join()",
     )
 
 
