@@ -24,6 +24,7 @@ from ..lab import Cluster
 from . import network_check, network_models, network_page, units
 from .costs import load, machine
 from .network_worker import ALONE, AUTO, DDP, HOROVOD, MARK
+from .turns import ratios
 
 Row = dict[str, Any]
 Turn = dict[str, Any]
@@ -185,13 +186,13 @@ def _measure(
 
 
 def _row(name: str, turns: Sequence[Turn], about: dict[str, Any]) -> Row:
-    base, mine = ([t for t in turns if t["system"] == one] for one in (BASE, name))
+    mine = [turn for turn in turns if turn["system"] == name]
 
     def median(key: str) -> float | None:
         told = [turn[key] for turn in mine if turn.get(key) is not None]
         return statistics.median(told) if told else None
 
-    ratios = [a["step_ms"] / b["step_ms"] for a, b in zip(base, mine)]
+    times = ratios(BASE, name, turns)
     steps = [turn["step_ms"] for turn in mine]
     return {
         "system": name,
@@ -199,9 +200,9 @@ def _row(name: str, turns: Sequence[Turn], about: dict[str, Any]) -> Row:
         "step_ms": statistics.median(steps),
         "step_ms_least": min(steps),
         "step_ms_most": max(steps),
-        "speedup_vs_none": statistics.median(ratios),
-        "speedup_least": min(ratios),
-        "speedup_most": max(ratios),
+        "speedup_vs_none": statistics.median(times),
+        "speedup_least": min(times),
+        "speedup_most": max(times),
         **{key: median(key) for key in ("mb_per_step", "iface_mb_per_step", *_TIMES)},
         "choice": mine[-1].get("choice"),
     }

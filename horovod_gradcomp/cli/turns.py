@@ -9,6 +9,12 @@ from typing import Any
 Row = dict[str, Any]
 
 
+def ratios(above: str, below: str, turns: Sequence[Row]) -> list[float]:
+    """Return one system's step over another's, round by round."""
+    over, under = ([t["step_ms"] for t in turns if t["system"] == one] for one in (above, below))
+    return [a / b for a, b in zip(over, under)]
+
+
 def compared(name: str, base: str, turns: Sequence[Row], called: str) -> Row:
     """Return a system's step, and how many times another's it is.
 
@@ -21,11 +27,10 @@ def compared(name: str, base: str, turns: Sequence[Row], called: str) -> Row:
     Returns:
         ``step_ms``, the ratio's median, and ``times_least`` and ``times_most`` over rounds.
     """
-    before, mine = ([t["step_ms"] for t in turns if t["system"] == one] for one in (base, name))
-    ratios = [b / a for a, b in zip(before, mine)]
+    times = ratios(name, base, turns)
     return {
-        "step_ms": statistics.median(mine),
-        called: statistics.median(ratios),
-        "times_least": min(ratios),
-        "times_most": max(ratios),
+        "step_ms": statistics.median(t["step_ms"] for t in turns if t["system"] == name),
+        called: statistics.median(times),
+        "times_least": min(times),
+        "times_most": max(times),
     }
