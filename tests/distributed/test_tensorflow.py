@@ -111,7 +111,8 @@ def check_bad_step(reports):
         # The bias is not compressed, so it is spoilt by its own values only.
         assert result["finite"] == [False, where != 1, False], run
         assert result["state kept"], run
-        assert result["then as before"], run
+        # Which order Horovod sums three ranks' values in depends on what it happened to fuse.
+        assert result["then off"] <= (ROUNDING if len(reports) > 2 else 0), run
         assert result["counted"] == 1, run
 
 
