@@ -21,7 +21,6 @@ MARK = "gradcomp-overhead "
 _SMALL: Shape = (32, 32, 1, 1)
 """Of 1024 values, the fewest that are compressed; of vectors, which are not, the first 32."""
 _WARM = 10
-_CALLS = 50
 
 
 class Calls:
@@ -66,15 +65,20 @@ def price(calls: Calls) -> float:
     return 1e3 * (spent - (calls.work() - before)) / len(calls.params)
 
 
-def addition() -> float:
-    """Return what one call of torch takes, in microseconds: an addition of 16 values."""
-    import torch
+def functions(calls: Calls) -> float:
+    """Return how many functions a step calls, of Python or in C, a tensor: the same every time."""
+    count = 0
 
-    a, b = torch.ones(16), torch.ones(16)
-    start = time.perf_counter()
-    for _ in range(_CALLS):
-        torch.add(a, b, out=b)
-    return 1e6 * (time.perf_counter() - start) / _CALLS
+    def note(_: Any, event: str, __: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        calls.step()
+    finally:
+        sys.setprofile(None)
+    return count / len(calls.params)
 
 
 def row(form: str, model: str, steps: int, rounds: int) -> dict[str, Any]:
@@ -85,14 +89,11 @@ def row(form: str, model: str, steps: int, rounds: int) -> dict[str, Any]:
     calls = Calls(form, model)
     for _ in range(_WARM):
         calls.step()
-    pairs = []
-    for _ in range(rounds):
-        both = [(price(calls), addition()) for _ in range(steps)]
-        pairs.append((min(mine for mine, _ in both), min(one for _, one in both)))
+    least = [min(price(calls) for _ in range(steps)) for _ in range(rounds)]
     return {
         "system": form,
-        "calls_us_per_tensor": statistics.median(mine for mine, _ in pairs),
-        "calls_in_additions": statistics.median(mine / one for mine, one in pairs),
+        "calls_us_per_tensor": statistics.median(least),
+        "functions_per_tensor": functions(calls),
     }
 
 

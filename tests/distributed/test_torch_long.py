@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(330)]
 MOST = 12
 """Collectives of our own that a step with ResNet-50's tensors may start."""
 
-DEAREST = 16
-"""Most additions of a few values that compress and decompress may take a tensor, without codec."""
+DEAREST = {"topk": 60, "linear": 60, "fp16": 130, "randomk": 180, "powersgd": 300}
+"""Most functions that compress and decompress may call a tensor, those of the codec among them."""
 
 Span = dict[str, Any]
 
@@ -44,9 +44,9 @@ def each(check: str) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("form", ["topk", "linear", "powersgd"])
-def test_calls_are_cheap(form: str) -> None:
-    wanted = {"systems": [form], "model": "resnet50", "steps": 20, "rounds": 3}
+def test_calls_are_cheap() -> None:
+    """What they take in time is for ``gradcomp bench step`` to say: here others use the machine."""
+    wanted = {"systems": list(DEAREST), "model": "resnet50", "steps": 2, "rounds": 1}
     done = subprocess.run(
         [sys.executable, "-m", overhead_worker.__name__, json.dumps(wanted)],
         capture_output=True,
@@ -55,10 +55,11 @@ def test_calls_are_cheap(form: str) -> None:
         cwd=ROOT,
         check=True,
     )
-    (row,) = [json.loads(line.split(overhead_worker.MARK)[1]) for line in done.stdout.splitlines()]
-    assert row["system"] == form
-    assert row["calls_us_per_tensor"] > 0
-    assert 1 < row["calls_in_additions"] < DEAREST, row
+    rows = [json.loads(line.split(overhead_worker.MARK)[1]) for line in done.stdout.splitlines()]
+    assert [row["system"] for row in rows] == list(DEAREST)
+    for row in rows:
+        assert row["calls_us_per_tensor"] > 0
+        assert 10 < row["functions_per_tensor"] < DEAREST[row["system"]], row
 
 
 def test_few_collectives() -> None:
