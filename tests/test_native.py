@@ -14,7 +14,7 @@ from horovod_gradcomp import native
 from horovod_gradcomp.codecs import build
 from horovod_gradcomp.codecs.linear import Linear
 from horovod_gradcomp.codecs.natural import Natural
-from horovod_gradcomp.core import select
+from horovod_gradcomp.core import random, select
 from horovod_gradcomp.core.codec import Combine
 from horovod_gradcomp.native import pages
 from horovod_gradcomp.ops import torch_kernels
@@ -117,6 +117,19 @@ def test_every_quantiser_has_a_kernel():
         if isinstance(codec, (BlockCodec, PointCodec)) and codec.kernel is None
     ]
     assert without == ["logarithmic(bits=3,range=None)", "sign(vote=True)"]
+
+
+# Random words ---------------------------------------------------------------------------------
+
+
+def test_words(level):
+    key, like = random.fold(1, "x", 2), np.zeros(1, np.float32)
+    for start, count in ((0, 1), (3, 70_001), (2**31 - 20, 19)):
+        want, got = (
+            fw.array(random.words(fw.xp, key, start, count, fw.tensor(like)))
+            for fw in (PLAIN, FAST)
+        )
+        np.testing.assert_array_equal(got, want)
 
 
 # Selection ------------------------------------------------------------------------------------

@@ -93,6 +93,7 @@ class Call:
             does; a number, or an int64 scalar tensor in a graph.
         rank: Which of the ranks, in the order of payloads, this is.
         shared: The codec's shared state, one tensor for each of :attr:`Codec.slots`.
+        notes: What encoding leaves for decoding, in an exchange that does both; None elsewhere.
     """
 
     size: int = 1
@@ -101,6 +102,7 @@ class Call:
     step: Any = 0
     rank: int = 0
     shared: tuple[Tensor, ...] = ()
+    notes: dict[str, Any] | None = field(default=None, compare=False)
 
     def extents(self, numel: int) -> tuple[Shape, ...]:
         """Return the shape of each tensor; of a flat one, where no shapes are given."""

@@ -11,6 +11,7 @@ Ones and twos are summed without rounding, in float16 up to :data:`MOST_RANKS` r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from . import damage
@@ -49,12 +50,15 @@ def detach(xp: Any, reduced: Tensor, call: Call) -> tuple[Tensor, Tensor | None]
         call: The step.
 
     Returns:
-        The reduced payload and, shape ``(1,)``, 0 or :data:`.damage.STEPS`; None without a mark.
+        The reduced payload and, shape ``(1,)``, 0 or :data:`.damage.STEPS`; None without a mark, or
+        where the right one can be read without waiting.
     """
     if call.size > MOST_RANKS:
         return reduced, None
     numel = xp.numel(reduced) - WIDTH
     tail = xp.cast(reduced[numel:], "float32")
+    if _plainly_right(xp.known(tail), call):
+        return reduced[:numel], None
     first = xp.copy(tail[:1])
     expected = xp.mul_(xp.numbers(_marks(call), tail), first)
     off = xp.sub(tail[1:], expected)
@@ -62,6 +66,14 @@ def detach(xp: Any, reduced: Tensor, call: Call) -> tuple[Tensor, Tensor | None]
     # Written so that what is not a number is wrong.
     near = xp.less(xp.mul_(off, xp.copy(off)), xp.mul_(allowed, xp.copy(allowed)))
     return reduced[:numel], damage.unless(xp, xp.equal(xp.count_true(near), BITS), damage.STEPS)
+
+
+def _plainly_right(numbers: Sequence[float] | None, call: Call) -> bool:
+    """Return whether numbers that can be read are the mark; tensors say so at a higher price."""
+    if numbers is None:
+        return False
+    first, *others = numbers
+    return all(abs(n - first * m) < _NEAR * abs(first) for n, m in zip(others, _marks(call)))
 
 
 def complaint(_: int, what: int, name: str) -> str:

@@ -74,6 +74,10 @@ def words(xp: Any, key: tuple[Any, Any], start: int, count: int, like: Tensor) -
     Returns:
         Shape ``(count,)``, int32.
     """
+    kernels = xp.kernels(like)
+    drawn = None if kernels is None else kernels.words(key, start, count, like)
+    if drawn is not None:
+        return drawn
     x = xp.arange(start, count, "int32", like)
     x = _mix(xp, xp.bit_xor_(x, xp.as_int32(key[0], like)))
     return _mix(xp, xp.bit_xor_(x, xp.as_int32(key[1], like)))

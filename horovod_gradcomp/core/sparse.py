@@ -96,6 +96,8 @@ class Draw(Projection):
 
     def project(self, xp: Any, x: Tensor, call: Call) -> Kept:
         where, inside, factor = drawn = self.draw(xp, xp.numel(x), call, x)
+        if call.notes is not None:
+            call.notes["drawn"] = drawn
         values = xp.take(x, where)
         if inside is not None:
             values = xp.where(inside, values, 0.0)
@@ -120,7 +122,8 @@ class Draw(Projection):
     ) -> Tensor:
         (only,) = sent
         values = only.values
-        where, inside, _ = self.draw(xp, numel, call, values)
+        drawn = (call.notes or {}).get("drawn")
+        where, inside, _ = drawn or self.draw(xp, numel, call, values)
         if inside is not None and self.then is not None:  # an inner codec may not keep zeros
             values = xp.where(inside, values, 0.0)
         out = xp.zeros(numel, "float32", values)

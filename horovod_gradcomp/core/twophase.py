@@ -188,7 +188,7 @@ def start(
 def part_call(call: Call, part: Part, turn: int) -> Call:
     """Return the call of a part, with random draws of its own."""
     return dataclasses.replace(
-        call, shapes=part.shapes, key=random.advance(*call.key, turn), shared=()
+        call, shapes=part.shapes, key=random.advance(*call.key, turn), shared=(), notes=None
     )
 
 

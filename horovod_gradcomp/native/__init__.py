@@ -29,6 +29,7 @@ __all__ = [
     "loaded",
     "reason",
     "use",
+    "words",
 ]
 
 
@@ -139,6 +140,18 @@ def above(x: int, numel: int, bits: int, k: int, rank: int, stride: int, out: in
         out: Address of k int64 to fill.
     """
     loaded()[0].gradcomp_above(x, numel, bits, k, rank, stride, out)
+
+
+def words(key: tuple[int, int], start: int, count: int, out: int) -> None:
+    """Write what :func:`horovod_gradcomp.core.random.words` draws.
+
+    Args:
+        key: Two 32-bit words.
+        start: First position.
+        count: Number of words.
+        out: Address of as many int32 to fill.
+    """
+    loaded()[0].gradcomp_words(*key, start, count, out)
 
 
 def _judge(kernel: Kernel, state: int) -> None:

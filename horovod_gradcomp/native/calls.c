@@ -185,3 +185,9 @@ EXPORT int gradcomp_scatter(float *x, int64_t numel, const int64_t *positions, c
     }
     return GRADCOMP_DONE;
 }
+
+/* Words of the counter hash for positions from start on. */
+EXPORT void gradcomp_words(uint32_t low, uint32_t high, uint32_t start, int64_t count,
+                           uint32_t *out) {
+    gradcomp_active()->words(low, high, start, count, out);
+}

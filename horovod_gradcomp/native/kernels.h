@@ -115,6 +115,7 @@ typedef struct {
     int64_t (*above)(const float *x, int64_t count, int32_t limit, int64_t *out, int64_t room);
     int32_t (*kth)(const float *x, int64_t count, int64_t k, int64_t *greater);
     void (*largest)(const float *x, int64_t count, int64_t k, int64_t *out);
+    void (*words)(uint32_t low, uint32_t high, uint32_t start, int64_t count, uint32_t *out);
 } level;
 
 /* The level in use. */

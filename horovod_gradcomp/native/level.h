@@ -37,4 +37,5 @@ static const kernel KERNELS[] = {
     {NULL, NULL, NULL},
 };
 
-const level LEVEL = {LEVEL_NAME, KERNELS, select_above, select_kth, select_largest};
+const level LEVEL = {LEVEL_NAME, KERNELS, select_above, select_kth, select_largest,
+                     draw_words};

@@ -17,6 +17,7 @@ SWITCH = "HOROVOD_GRADCOMP_NATIVE"
 _HERE = Path(__file__).parent
 _Address = ctypes.c_void_p
 _Long = ctypes.c_int64
+_Word = ctypes.c_uint32
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gradcomp_use": (ctypes.c_char_p, [ctypes.c_char_p]),
     "gradcomp_find": (ctypes.c_int, [ctypes.c_char_p]),
@@ -25,6 +26,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gradcomp_decode": (ctypes.c_int, [ctypes.POINTER(DecodeCall)]),
     "gradcomp_largest": (None, [_Address, _Long, _Long, _Long, _Long, _Address]),
     "gradcomp_above": (None, [_Address, _Long, ctypes.c_int32, _Long, _Long, _Long, _Address]),
+    "gradcomp_words": (None, [_Word, _Word, _Word, _Long, _Address]),
 }
 
 

@@ -42,6 +42,12 @@ INLINE uint32_t word_at(uint32_t position, uint32_t low, uint32_t high) {
     return mix(mix(position ^ low) ^ high);
 }
 
+/* Words for positions from start on. */
+static KERNEL void draw_words(uint32_t low, uint32_t high, uint32_t start, int64_t count,
+                              uint32_t *out) {
+    for (int64_t i = 0; i < count; i++) out[i] = word_at(start + (uint32_t)i, low, high);
+}
+
 /* In [-1/2, 1/2]. */
 INLINE float centred(uint32_t word) { return (float)(int32_t)word * 0x1p-32f; }
 

@@ -385,3 +385,9 @@ class Kernels(Protocol):
 
     def above(self, x: Tensor, bits: int, k: int, rank: int, stride: int) -> Tensor:
         """Return what :func:`horovod_gradcomp.core.select.above` does, see :meth:`largest`."""
+
+    def words(self, key: tuple[Any, Any], start: int, count: int, like: Tensor) -> Tensor | None:
+        """Return what :func:`horovod_gradcomp.core.random.words` does.
+
+        None where there is no kernel for it, as for keys that are tensors.
+        """

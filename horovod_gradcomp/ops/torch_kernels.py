@@ -99,3 +99,9 @@ def above(x: Tensor, bits: int, k: int, rank: int, stride: int) -> Tensor:
     out = fresh(k, torch.int64, x)
     native.above(x.data_ptr(), x.numel(), bits, k, rank, stride, out.data_ptr())
     return out
+
+
+def words(key: tuple[int, int], start: int, count: int, like: Tensor) -> Tensor:
+    out = fresh(count, torch.int32, like)
+    native.words(key, start, count, out.data_ptr())
+    return out

@@ -41,9 +41,10 @@ class Doubts:
 
     def any(self) -> bool:
         """Return whether there was any: the one place where a step waits for the device."""
-        kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        kinds: dict[tuple[int, torch.dtype], list[Tensor]] = {}
         for small in self._small:
-            kinds.setdefault((small.device, small.dtype), []).append(small.reshape(-1))
+            flat = small if small.dim() == 1 else small.reshape(-1)
+            kinds.setdefault((small.get_device(), small.dtype), []).append(flat)
         flags = [*self._flags, *(xp.badness(torch.cat(group)) for group in kinds.values())]
         devices: dict[torch.device, list[Tensor]] = {}
         for flag in flags:

@@ -66,6 +66,7 @@ class Unit:
         """What measures the running step, if anything does."""
         self.route = Route("whole", None)
         """The exchange of the running step, or of the last."""
+        self._routed: tuple[Codec | None, Team | None, Route] = (None, None, self.route)
         self.phase = self._begin(settings.codec_at(0))
 
     @property
@@ -137,7 +138,9 @@ class Unit:
 
     def _set_out(self, step: int, team: Team) -> None:
         self.prepare(step)
-        self.route = self.route_of(self.codec, team)
+        if self._routed[:2] != (self.codec, team):
+            self._routed = self.codec, team, self.route_of(self.codec, team)
+        self.route = self._routed[2]
         if self.memory.refreshes(step):  # all is sent, and what is owed is of no account
             self.route = Route("whole", None)
         else:
@@ -173,6 +176,7 @@ class Unit:
             step=self.turn,
             rank=team.rank,
             shared=self.shared,
+            notes={},
         )
         if self.gauge is not None:
             self.gauge.keep(self.store.wanted(), consumed=not self.memory.references)
@@ -368,8 +372,8 @@ class Unit:
         if self.gauge is not None:
             self.gauge.finish(outcome.error)
         outcome = self._outcome = self._referred(outcome, lift)
-        self.doubts.add(outcome.bad)
-        # The sum of finite inputs may overflow, and so may the factor on it.
+        # The sum of finite inputs may overflow, and so may the factor on it. What some rank found
+        # to be bad shows in the total.
         if self.store.holds:
             bad = outcome.bad + xp.badness(outcome.total)
             self.doubts.add(bad)
