@@ -24,6 +24,8 @@ from typing import Any, Callable
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKERS = Path(__file__).resolve().parent / "workers"
+LAUNCHER: Path | None = Path(__file__).with_name("launcher.py")
+"""What starts the ranks; None for horovodrun itself."""
 FOLDER = "GRADCOMP_TEST_FOLDER"
 """Environment variable that names the folder of a run."""
 
@@ -178,9 +180,10 @@ def _read(folder: Path, rank: int) -> dict[str, Any] | None:
 
 
 def _command(script: Path, np: int, controller: str, args: Sequence[object]) -> list[str]:
-    launcher = Path(sys.executable).parent / "horovodrun"
-    assert launcher.is_file(), f"Horovod is not installed: no {launcher}"
-    command = [str(launcher), f"--{controller}", "--disable-cache"]
+    horovodrun = Path(sys.executable).parent / "horovodrun"
+    assert horovodrun.is_file(), f"Horovod is not installed: no {horovodrun}"
+    command = [sys.executable, str(LAUNCHER)] if LAUNCHER else [str(horovodrun)]
+    command += [f"--{controller}", "--disable-cache"]
     command += ["-np", str(np), "-H", f"localhost:{np}"]
     if controller == "mpi":
         assert shutil.which("mpirun"), "MPI is not installed: no mpirun on the path"

@@ -15,7 +15,10 @@ CONTROLLERS = pytest.mark.parametrize("controller", ["gloo", "mpi"])
 
 
 @CONTROLLERS
-def test_ranks_report_in_order(controller):
+@pytest.mark.parametrize("itself", [True, False], ids=["horovodrun", "launcher"])
+def test_ranks_report_in_order(controller, itself, monkeypatch):
+    if itself:
+        monkeypatch.setattr(launch, "LAUNCHER", None)
     ranks = run_ranks(
         "launch_sum.py", 2, controller=controller, args=["a b", 3], env={"EXTRA": "x=y z"}
     )
@@ -51,7 +54,7 @@ def test_a_rank_that_reports_nothing_fails_the_run():
 def test_a_hang_is_killed_and_says_where(controller, tmp_path):
     note, start = tmp_path / "folder", time.monotonic()
     with pytest.raises(AssertionError, match="did not end in time") as caught:
-        run_ranks("launch_hang.py", 2, controller=controller, args=[note], timeout=40)
+        run_ranks("launch_hang.py", 2, controller=controller, args=[note], timeout=25)
     assert time.monotonic() - start < 80
     assert "planted_hang" in str(caught.value)
     folder = note.read_text()
