@@ -50,3 +50,14 @@ def test_ranks_join_early() -> None:
     reports = run_ranks("torch_telemetry.py", 2, args=list(JOINS), env=env, timeout=120)
     for check in JOINS:
         passed(reports, check)
+
+
+def test_three_ranks_over_mpi() -> None:
+    checks = (
+        "figures_are_those_of_the_step",
+        "one_rank_alone",
+        "a_guard_falls_back_and_returns",
+    )
+    reports = run_ranks("torch_telemetry.py", 3, controller="mpi", args=checks, timeout=200)
+    for check in checks:
+        passed(reports, check)
