@@ -224,4 +224,8 @@ def _legacy_hooks(plain: Any) -> dict[str, Any]:
         grads, variables = zip(*grads_and_vars)
         return list(zip(self._gradcomp.reduce(self, grads, variables), variables))
 
+    # What is made of this class or unpickled is plain, as what is loaded from a file.
+    hooks["__new__"] = lambda kind, *args, **options: plain(*args, **options)
+    if hasattr(plain, "_unpickle_model"):
+        hooks["_unpickle_model"] = plain._unpickle_model
     return {"aggregate_gradients": aggregate_gradients}
