@@ -222,7 +222,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
                     do="leave out the callback, or the schedule",
                 )
             ) from error
-        if self.momentum_correction and after != before:
+        if self.momentum_correction and 0 != before != after:
             _scale_momentum(getattr(optimizer, "inner_optimizer", optimizer), after / before)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
