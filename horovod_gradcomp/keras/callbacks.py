@@ -68,7 +68,7 @@ def _reductions(model: Any) -> int | None:
     distribution = distribution_of(model.optimizer)
     if distribution is not None:
         whole = not distribution.reduction.active
-        return None if whole else int(distribution.reduction.count)
+        return None if whole else distribution.count
     if type(model).train_step is not keras.Model.train_step:
         return None  # it may reduce by a tape
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)

@@ -27,6 +27,11 @@ class Distribution:
         self._passes = passes
 
     @contextmanager
+    @property
+    def count(self) -> int:
+        """How often gradients have been reduced, or added up to be reduced later."""
+        return int(self.reduction.count) + (0 if self._passes is None else int(self._passes.count))
+
     def working(self) -> Iterator[None]:
         """Let optimizers inside of this one update as they are."""
         self.busy = True
