@@ -97,12 +97,16 @@ def DistributedOptimizer(
     given here, is put around this optimizer, or is added by ``model.compile``; what is remembered
     is in units of unscaled gradients.
 
+    Copies are plain, too: of the optimizer by ``copy``, ``pickle`` or ``from_config``, and of a
+    compiled model. Wrap theirs before training them, or ranks train apart.
+
     With ``gradient_accumulation_steps`` of Keras every micro-step is reduced; with
     ``backward_passes_per_step`` gradients are added up first, and schedules count updates.
 
     Args:
         optimizer: Any optimizer of Keras 3 or tf_keras (not of ``tf_keras.optimizers.legacy``).
         name: Equal on all ranks; part of the names on the wire. Default: the class of optimizer.
+            In one step, reductions of the same name and shapes wait for one another.
         compression: ``Compression.topk(ratio=0.01)`` and so on, one object for each model; or its
             string form, or one of ``hvd.Compression``. Default: none.
         sparse_as_dense: Whether sparse gradients are made dense, and so compressed.
