@@ -101,7 +101,7 @@ class Reduction:
         wire = self._wire_name(variables)
         if self._count is None:
             self._count = outside(lambda: _counter("gradcomp_reductions"))
-        turn = _turn(self.process_set.process_set_id, wire)
+        turn = _turn(wire)
 
         def reduce(grads: list[Any], scale: Any) -> list[Any]:
             with tf.control_dependencies([turn.read_value()]):
@@ -182,12 +182,14 @@ class Reduction:
 
     def _wire_name(self, variables: Sequence[Any]) -> str:
         model = [(tuple(v.shape.as_list()), v.dtype.name, last_part(v.name)) for v in variables]
-        digest = hashlib.sha256(repr(model).encode()).hexdigest()[:8]
+        # With its ranks: a name in flight over two process sets at a time hangs in Horovod.
+        told = repr((model, self.process_set.ranks))
+        digest = hashlib.sha256(told.encode()).hexdigest()[:8]
         return f"gradcomp.{self._name}.{digest}"
 
 
 @functools.cache
-def _turn(process_set_id: int, wire: str) -> Any:
+def _turn(wire: str) -> Any:
     """Return what lets reductions of the same name happen one after the other.
 
     Two optimizers of one class for models of equal shapes, in one step, have the same names, and

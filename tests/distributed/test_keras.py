@@ -38,6 +38,7 @@ ON_TENSORFLOW = (
     "classes",
     "copies",
     "twins",
+    "names",
     "refusals",
 )
 KINDS = {
@@ -206,6 +207,10 @@ def test_copies_are_plain():
 def test_two_models_of_equal_shapes_in_one_step():
     for found in report("keras", "twins").values():
         assert found == pytest.approx([0, 0], abs=ROUNDING)
+
+
+def test_process_sets_have_names_of_their_own():
+    assert len(set(report("keras", "names"))) == 3
 
 
 # Callbacks ----------------------------------------------------------------------------------------

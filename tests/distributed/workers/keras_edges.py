@@ -14,6 +14,7 @@ import tensorflow as tf
 import horovod_gradcomp.keras as hvd
 from horovod_gradcomp.keras.flavour import keras
 from horovod_gradcomp.keras.optimizer import distribution_of
+from horovod_gradcomp.tensorflow.reduction import Reduction
 from tests.distributed.workers.keras_trainer import (
     BATCH,
     STEPS,
@@ -239,6 +240,14 @@ def twins():
             fit(one, epochs=1)
         out[name] = [difference(one, twin) for one, twin in zip(alone, twins.models)]
     return out
+
+
+@check
+def names():
+    """Of one optimizer's reductions over all ranks and over each alone."""
+    variables = [v.value for v in new_model().trainable_variables]
+    sets = [hvd.global_process_set, *(hvd.ProcessSet([rank]) for rank in range(hvd.size()))]
+    return [Reduction("none", name="n", process_set=s)._wire_name(variables) for s in sets]
 
 
 @check
