@@ -80,3 +80,17 @@ def test_string_forms(compression):
 
 def test_it_can_be_copied(compression):
     assert copy.deepcopy(compression).topk().settings == compression.topk().settings
+
+
+def test_a_compressor_of_another_framework_is_refused(compression):
+    def made_in(module):
+        return type("FP16", (), {"__module__": module, "compress": lambda tensor: tensor})
+
+    none = made_in("horovod.tensorflow.compression")
+    for given in (none, made_in("horovod.tensorflow.compression"), made_in("mine.compression")):
+        assert compression.resolve(given, made_in("horovod.tensorflow.compression")) is given
+    other = made_in("horovod.torch.compression")
+    for given in (other, other(), type("Ours", (other,), {})):
+        with pytest.raises(SettingsError, match="of another framework") as caught:
+            compression.resolve(given, none)
+        assert "horovod.tensorflow.compression" in str(caught.value)

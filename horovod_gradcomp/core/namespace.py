@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any, Callable
 
@@ -201,7 +202,17 @@ class Namespace:
         if isinstance(given, str):
             return self.from_string(given)
         if isinstance(given, Factory):  # uncalled
-            return given._instance()
+            given = given._instance()
+        kind = given if isinstance(given, type) else type(given)
+        modules = {base.__module__ for base in kind.__mro__}
+        others = {name for name in modules if re.fullmatch(r"horovod\.\w+\.compression", name)}
+        if others - {horovods_none.__module__}:
+            raise SettingsError(
+                explain(
+                    got=f"compression={given!r} of another framework",
+                    expected=f"one that descends from {horovods_none.__module__}",
+                )
+            )
         if not callable(getattr(given, "compress", None)):
             raise SettingsError(
                 explain(

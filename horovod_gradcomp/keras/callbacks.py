@@ -68,7 +68,7 @@ def _reductions(model: Any) -> int | None:
     distribution = distribution_of(model.optimizer)
     if distribution is not None:
         whole = not distribution.reduction.active
-        return None if whole else int(distribution.reduction.count)
+        return None if whole else distribution.count
     if type(model).train_step is not keras.Model.train_step:
         return None  # it may reduce by a tape
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
@@ -222,7 +222,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[mi
                     do="leave out the callback, or the schedule",
                 )
             ) from error
-        if self.momentum_correction and after != before:
+        if self.momentum_correction and 0 != before != after:
             _scale_momentum(getattr(optimizer, "inner_optimizer", optimizer), after / before)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

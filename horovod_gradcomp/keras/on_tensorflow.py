@@ -42,6 +42,11 @@ class Passes:
         self._sums: dict[int, Any] = {}
         self._passed: Any = None
 
+    @property
+    def count(self) -> int:
+        """Passes so far."""
+        return 0 if self._passed is None else int(self._passed)
+
     def __call__(
         self, grads: Sequence[Any], variables: Sequence[Any], update: Callable[[list[Any]], None]
     ) -> None:

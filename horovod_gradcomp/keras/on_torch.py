@@ -39,7 +39,8 @@ class Passes:
     def __init__(self, every: int, mean: bool) -> None:
         self._every, self._mean = every, mean
         self._sums: dict[int, Any] = {}
-        self._passed = 0
+        self.count = 0
+        """Passes so far."""
 
     def __call__(
         self, grads: Sequence[Any], variables: Sequence[Any], update: Callable[[list[Any]], None]
@@ -48,8 +49,8 @@ class Passes:
         for variable, grad in zip(variables, grads):
             if grad is not None:
                 self._sums[id(variable)] = grad.detach() + self._sums.get(id(variable), 0)
-        self._passed += 1
-        if self._passed % self._every:
+        self.count += 1
+        if self.count % self._every:
             return
         share = self._every if self._mean else 1
         sums, self._sums = self._sums, {}

@@ -9,6 +9,7 @@ accumulation see reduced gradients.
 from __future__ import annotations
 
 import functools
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ class Distribution:
         self.reduction = reduction
         self.busy = False
         self._passes = passes
+
+    @property
+    def count(self) -> int:
+        """How often gradients have been reduced, or added up to be reduced later."""
+        return int(self.reduction.count) + (0 if self._passes is None else int(self._passes.count))
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -91,12 +97,16 @@ def DistributedOptimizer(
     given here, is put around this optimizer, or is added by ``model.compile``; what is remembered
     is in units of unscaled gradients.
 
+    Copies are plain, too: of the optimizer by ``copy``, ``pickle`` or ``from_config``, and of a
+    compiled model. Wrap theirs before training them, or ranks train apart.
+
     With ``gradient_accumulation_steps`` of Keras every micro-step is reduced; with
     ``backward_passes_per_step`` gradients are added up first, and schedules count updates.
 
     Args:
         optimizer: Any optimizer of Keras 3 or tf_keras (not of ``tf_keras.optimizers.legacy``).
         name: Equal on all ranks; part of the names on the wire. Default: the class of optimizer.
+            In one step, reductions of the same name and shapes wait for one another.
         compression: ``Compression.topk(ratio=0.01)`` and so on, one object for each model; or its
             string form, or one of ``hvd.Compression``. Default: none.
         sparse_as_dense: Whether sparse gradients are made dense, and so compressed.
@@ -113,7 +123,8 @@ def DistributedOptimizer(
             distributed already.
         GradCompError: When it is traced: in a function that XLA compiles.
     """
-    _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
+    _check(optimizer, op, process_set)
+    _check_numbers(gradient_predivide_factor, backward_passes_per_step)
     inner = optimizer
     if made_by(optimizer, "tf_keras"):
         # Its loss scaler has the inner optimizer reduce before it looks for overflows.
@@ -156,25 +167,48 @@ def distribution_of(optimizer: Any) -> Distribution | None:
     return found if isinstance(found, Distribution) else None
 
 
-def _check(optimizer: Any, op: Any, factor: float, passes: int) -> None:
-    if not any(hasattr(optimizer, hook) for hook in ("apply", "aggregate_gradients")):
+def _check(optimizer: Any, op: Any, process_set: Any) -> None:
+    hooks = ("apply", "aggregate_gradients")
+    if isinstance(optimizer, type) or not any(hasattr(optimizer, hook) for hook in hooks):
+        kind = "the class " if isinstance(optimizer, type) else ""
         raise SettingsError(
             explain(
-                got=f"{type(optimizer).__name__} as the optimizer",
+                got=f"{kind}{getattr(optimizer, '__name__', type(optimizer).__name__)} as the "
+                "optimizer",
                 expected="an optimizer of Keras 3, or of tf_keras but not of its legacy module",
                 do="make it first: keras.optimizers.SGD(...); for tf_keras.optimizers.legacy use "
                 "horovod.tensorflow.keras.DistributedOptimizer",
             )
         )
+    if hasattr(optimizer, "_aggregated_gradients"):
+        raise SettingsError(
+            explain(
+                got="an optimizer that Horovod's own DistributedOptimizer returned",
+                expected="the optimizer that was given to it",
+                why="gradients would be reduced twice, or not at all",
+            )
+        )
     if op not in (hvd.Average, hvd.Sum):
         raise SettingsError(explain(got=f"op={op!r}", expected="op=hvd.Average or op=hvd.Sum"))
-    if not factor > 0:
+    if not isinstance(process_set, hvd.ProcessSet) or process_set.process_set_id is None:
         raise SettingsError(
-            explain(got=f"gradient_predivide_factor={factor}", expected="a factor above 0")
+            explain(
+                got=f"process_set={process_set}",
+                expected="one that Horovod knows",
+                do="make it by hvd.add_process_set([...]) after hvd.init()",
+            )
         )
-    if passes != int(passes) or passes < 1:
+
+
+def _check_numbers(factor: Any, passes: Any) -> None:
+    number = isinstance(factor, (int, float)) and not isinstance(factor, bool)
+    if not number or not 0 < factor < math.inf:
         raise SettingsError(
-            explain(got=f"backward_passes_per_step={passes}", expected="a whole number from 1")
+            explain(got=f"gradient_predivide_factor={factor!r}", expected="a factor above 0")
+        )
+    if not isinstance(passes, int) or isinstance(passes, bool) or passes < 1:
+        raise SettingsError(
+            explain(got=f"backward_passes_per_step={passes!r}", expected="a whole number from 1")
         )
 
 
@@ -194,6 +228,10 @@ def _distributed(plain: Any) -> type[Any]:
     # What is saved is looked up by an object's class, and so are registered names.
     hooks["__class__"] = property(lambda self: plain)
     hooks["__module__"], hooks["__doc__"] = plain.__module__, plain.__doc__
+    # What is made of this class or unpickled is plain, as what is loaded from a file.
+    hooks["__new__"] = lambda kind, *args, **options: plain(*args, **options)
+    if hasattr(plain, "_unpickle_model"):
+        hooks["_unpickle_model"] = plain._unpickle_model
     return type(plain.__name__, (plain,), hooks)
 
 

@@ -9,6 +9,7 @@ of more less (``gradcomp bench codecs --framework tensorflow --numel 1024``, and
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -54,6 +55,10 @@ def _operations() -> tuple[Any, str]:
         return None, f"{path} cannot be loaded: {error}"
     if not all(hasattr(made, f"gradcomp_{name}") for name in _NAMES):
         return None, f"{path} finds no C interface in TensorFlow {tf.__version__}"
+    for name in _NAMES:
+        # Else an outer tape fails on them, even where nobody asks it for such a gradient.
+        with contextlib.suppress(KeyError):  # declared before
+            tf.no_gradient(f"Gradcomp{name.title()}")
     kernels = native.loaded()[0]
     ctypes.CDLL(str(path)).gradcomp_bind(
         *(

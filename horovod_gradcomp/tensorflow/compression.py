@@ -125,7 +125,10 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         Raises:
             BindingError: With a memory, when it cannot be told which variable this is.
             ExchangeError: The reduction is not Average or Sum.
+            SettingsError: It is no tensor of TensorFlow.
         """
+        if not isinstance(tensor.dtype, tf.DType):
+            raise refusals.other_framework(tensor)
         if not tensor.dtype.is_floating:
             return tensor, None
         call = calls.find(tensor)
@@ -328,7 +331,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         """Return bytes so far, as plain numbers, under the names of the torch front end.
 
         Steps are counted when they run. Sparse gradients, which Horovod never hands to a
-        compressor, are not counted. Times and collectives are None: a graph does not show them.
+        compressor, are named as bypassed, but their bytes are not counted. Times and collectives
+        are None: a graph does not show them.
         """
         stats = Stats()
         for record in self._book.steps.records.values():
@@ -343,6 +347,19 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Compressor({self._settings.describe()})"
+
+    def __reduce__(self) -> Any:
+        if self._units or self._book.loss_scale is not None:
+            raise refusals.copy_in_use()
+        return Compressor, (self._settings,)
+
+    def __deepcopy__(self, memo: Any) -> Compressor:
+        """Return a compressor for another model, set alike, that follows the same loss scale."""
+        if self._units:
+            raise refusals.copy_in_use()
+        made = Compressor(self._settings)
+        made._book.loss_scale = self._book.loss_scale
+        return made
 
 
 def _number(name: str) -> str:

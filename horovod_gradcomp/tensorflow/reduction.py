@@ -7,6 +7,7 @@ built different numbers of models meet all the same.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Collection, Sequence
@@ -99,10 +100,16 @@ class Reduction:
         refusals.not_by_xla()
         wire = self._wire_name(variables)
         if self._count is None:
-            self._count = outside(_counter)
+            self._count = outside(lambda: _counter("gradcomp_reductions"))
+        turn = _turn(wire)
 
         def reduce(grads: list[Any], scale: Any) -> list[Any]:
-            return self._reduce(grads, variables, names, states, scale, wire)
+            with tf.control_dependencies([turn.read_value()]):
+                reduced = self._reduce(grads, variables, names, states, scale, wire)
+            parts = tf.nest.flatten(reduced, expand_composites=True)
+            with tf.control_dependencies([part for part in parts if part is not None]):
+                turn.assign_add(1)
+            return reduced
 
         if not tf.executing_eagerly():
             return reduce(grads, scale)
@@ -175,13 +182,25 @@ class Reduction:
 
     def _wire_name(self, variables: Sequence[Any]) -> str:
         model = [(tuple(v.shape.as_list()), v.dtype.name, last_part(v.name)) for v in variables]
-        digest = hashlib.sha256(repr(model).encode()).hexdigest()[:8]
+        # With its ranks: a name in flight over two process sets at a time hangs in Horovod.
+        told = repr((model, self.process_set.ranks))
+        digest = hashlib.sha256(told.encode()).hexdigest()[:8]
         return f"gradcomp.{self._name}.{digest}"
 
 
-def _counter() -> Any:
+@functools.cache
+def _turn(wire: str) -> Any:
+    """Return what lets reductions of the same name happen one after the other.
+
+    Two optimizers of one class for models of equal shapes, in one step, have the same names, and
+    Horovod takes a name once at a time.
+    """
+    return outside(lambda: _counter("gradcomp_turn"))
+
+
+def _counter(name: str) -> Any:
     with tf.device("CPU:0"):
-        return tf.Variable(0, trainable=False, dtype=tf.int64, name="gradcomp_reductions")
+        return tf.Variable(0, trainable=False, dtype=tf.int64, name=name)
 
 
 def _is_tensor(grad: Any) -> bool:

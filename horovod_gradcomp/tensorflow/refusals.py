@@ -8,7 +8,14 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from ..core.errors import BindingError, ExchangeError, GradCompError, explain
+from ..core.errors import (
+    BindingError,
+    ExchangeError,
+    GradCompError,
+    SettingsError,
+    StateError,
+    explain,
+)
 from . import calls
 
 
@@ -78,6 +85,31 @@ def unknown_tensor(tensor: Any) -> BindingError:
             why="what is not sent must be kept for this variable's next step, and two variables "
             "must never share it",
             do="reduce it through one of these, or use memory='none'",
+        )
+    )
+
+
+def other_framework(tensor: Any) -> SettingsError:
+    """Return the error for what is no tensor of TensorFlow."""
+    kind = type(tensor)
+    return SettingsError(
+        explain(
+            got=f"a {kind.__module__.split('.')[0]}.{kind.__name__}",
+            expected="a tensor of TensorFlow",
+            do="take Compression from the module beside your framework's, such as "
+            "horovod_gradcomp.torch",
+        )
+    )
+
+
+def copy_in_use() -> StateError:
+    """Return the error for a copy of a compressor that has variables or a loss scale."""
+    return StateError(
+        explain(
+            got="a copy or pickle of a compressor in use",
+            expected="one of a compressor just made",
+            why="what is remembered belongs to variables, which are told apart by identity",
+            do="save it by tf.train.Checkpoint(compression=...), or make a new one for each model",
         )
     )
 

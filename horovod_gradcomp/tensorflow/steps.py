@@ -269,7 +269,10 @@ class Steps:
                 for unit, label in zip(plan.units, plan.labels)
                 if unit and unit.wire_bytes() is None
             ]
-            self.records[key] = outside(lambda: Record(arrivals, changing))
+            record = self.records[key] = outside(lambda: Record(arrivals, changing))
+            for label, variable, grad in zip(plan.labels, call.variables, call.grads):
+                if isinstance(grad, tf.IndexedSlices):
+                    record.bypassed[label] = int(variable.shape.num_elements() or 0), 0
         return Step(call, plan, self.records[key], graph)
 
 

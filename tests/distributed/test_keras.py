@@ -36,6 +36,9 @@ ON_TENSORFLOW = (
     "xla",
     "sparse",
     "classes",
+    "copies",
+    "twins",
+    "names",
     "refusals",
 )
 KINDS = {
@@ -196,6 +199,20 @@ def test_classes_of_ones_own():
     assert found["multi"] < ROUNDING
 
 
+def test_copies_are_plain():
+    for one in report("keras", "copies").values():
+        assert one == [True, True, 0.9]
+
+
+def test_two_models_of_equal_shapes_in_one_step():
+    for found in report("keras", "twins").values():
+        assert found == pytest.approx([0, 0], abs=ROUNDING)
+
+
+def test_process_sets_have_names_of_their_own():
+    assert len(set(report("keras", "names"))) == 3
+
+
 # Callbacks ----------------------------------------------------------------------------------------
 @every_keras
 def test_broadcast_of_weights_and_state(kind):
@@ -222,6 +239,7 @@ def test_learning_rates():
     assert found["warmup"]["seen"] == pytest.approx(rise + [0.4] * 8)
     assert found["warmup"]["logged"] == pytest.approx([0.3, 0.4, 0.4])
     assert found["decay"]["seen"] == pytest.approx([0.4] * 16 + [0.2] * 8)
+    assert found["from zero"]["seen"] == pytest.approx([0.0] * 8 + [0.2] * 8 + [0.4] * 8)
     assert found["moved"]["True"] < ROUNDING < 0.01 < found["moved"]["False"]
 
 
@@ -230,6 +248,7 @@ def test_an_epoch_without_a_reduction_is_noticed(kind):
     first, second = reports(kind, "warning")
     for found in (first, second):
         assert found["distributed"] == []
+        assert found.get("short epoch", []) == []
         (text,) = found["plain"]
         assert "no gradient was reduced" in text
         assert "horovod_gradcomp.keras.DistributedOptimizer" in text
@@ -261,6 +280,12 @@ def test_xla_is_turned_off_or_refused():
         ("compression", ["SettingsError", "compression=4", "Compression.topk"]),
         ("text", ["SettingsError", "ratio=2"]),
         ("no optimizer", ["SettingsError", "got str", "keras.optimizers.SGD(...)"]),
+        ("class", ["SettingsError", "the class SGD", "keras.optimizers.SGD(...)"]),
+        ("wrapped", ["SettingsError", "Horovod's own DistributedOptimizer", "twice"]),
+        ("no set", ["SettingsError", "process_set=[0, 1]", "hvd.add_process_set"]),
+        ("unknown set", ["SettingsError", "ranks=[0, 1]", "hvd.add_process_set"]),
+        ("endless", ["SettingsError", "gradient_predivide_factor=inf"]),
+        ("words", ["SettingsError", "backward_passes_per_step='two'"]),
         ("legacy", ["SettingsError", "legacy", "horovod.tensorflow.keras.DistributedOptimizer"]),
         ("passes of tf_keras", ["SettingsError", "with tf_keras", "horovod.tensorflow.keras"]),
         ("horovod's", ["BindingError", "horovod_gradcomp.keras.DistributedOptimizer"]),

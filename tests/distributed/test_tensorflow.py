@@ -26,7 +26,9 @@ TWO_RANKS = (
     "sparse",
     "dtypes",
     "unknown_tensor",
+    "outer_tape",
     "checkpoint",
+    "copies",
     "counting",
     "traces",
     "eager_everything",
@@ -179,10 +181,12 @@ def test_sparse_gradients_pass_by_and_still_count_as_bad(two_ranks):
         if run.startswith("sparse"):
             assert result["kind"] == "IndexedSlices", run
             assert result["residuals"] == [960], run
+            assert result["bypassed"] == ["0.table"], run
         else:
             # Compressed: of rows 1 and 5, eight elements each, the twelve largest are sent.
             assert result["kind"] == "EagerTensor", run
             assert result["residuals"] == [240, 960], run
+            assert result["bypassed"] == [], run
         assert result["table"] == [8.0 if result["kind"] == "IndexedSlices" else 4.0, 16.0, 0.0]
 
 
@@ -202,6 +206,22 @@ def test_a_tensor_of_unknown_origin(two_ranks):
     assert found["without"] == 1.5
     assert len(found["warnings"]) == 1
     assert "uncompressed" in found["warnings"][0]
+
+
+def test_a_tape_around_a_step(two_ranks):
+    finite, _ = equal_on_all_ranks(two_ranks["outer_tape"])
+    assert finite
+
+
+def test_copies(two_ranks):
+    for found in equal_on_all_ranks(two_ranks["copies"]).values():
+        assert found["alike"]
+        assert found["own"] == [0, True]
+        assert found["in use"].startswith("StateError: got a copy or pickle of a compressor in use")
+        assert "tf.train.Checkpoint" in found["in use"]
+    found = two_ranks["copies"][0]
+    assert found["deepcopy"]["scaled"] == "nothing was raised"
+    assert found["pickle"]["scaled"].startswith("StateError")
 
 
 def test_a_checkpoint_continues_bit_for_bit(two_ranks):
@@ -257,6 +277,7 @@ def test_functions_that_run_eagerly(two_ranks):
         ("no settings", ["SettingsError", "Compression.topk(...)"]),
         ("auto", ["SettingsError", "traced once", "gradcomp advise --measure"]),
         ("other context", ["BindingError", "a context of int"]),
+        ("other framework", ["SettingsError", "got a numpy.ndarray", "a tensor of TensorFlow"]),
     ],
 )
 def test_refusals(two_ranks, what, parts):

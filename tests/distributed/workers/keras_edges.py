@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import tempfile
 import warnings
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 import horovod_gradcomp.keras as hvd
 from horovod_gradcomp.keras.flavour import keras
 from horovod_gradcomp.keras.optimizer import distribution_of
+from horovod_gradcomp.tensorflow.reduction import Reduction
 from tests.distributed.workers.keras_trainer import (
     BATCH,
     STEPS,
@@ -185,6 +187,70 @@ def classes():
 
 
 @check
+def copies():
+    """What is made of an optimizer's class, or unpickled, is a plain one."""
+    optimizer = distributed(sgd(momentum=0.9))
+    fit(compiled(optimizer), epochs=1)
+    made = {
+        "of its type": type(optimizer).from_config(optimizer.get_config()),
+        "unpickled": pickle.loads(pickle.dumps(optimizer)),
+    }
+    out = {}
+    for name, one in made.items():
+        fit(compiled(one), data(), ranks=1, epochs=1)
+        out[name] = [type(one) is keras.optimizers.SGD, distribution_of(one) is None, one.momentum]
+    return out
+
+
+class Twins(keras.Model):
+    """Two models of equal shapes, trained in one step by an optimizer each."""
+
+    def __init__(self):
+        super().__init__()
+        self.models = [new_model(3), new_model(4)]
+
+    def build(self, shape):
+        self.built = True
+
+    def compile(self, optimizers):
+        super().compile(optimizer=None)
+        self.optimizers = optimizers
+
+    def train_step(self, batch):
+        x, y = batch
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [loss_of(y, model(x, training=True)) for model in self.models]
+        for model, loss, optimizer in zip(self.models, losses, self.optimizers):
+            grads = tape.gradient(loss, model.trainable_variables)
+            optimizer.apply_gradients(zip(grads, model.trainable_variables))
+        return {"loss": losses[0]}
+
+
+@check
+def twins():
+    """Their reductions have the same names, and train each model as if it were alone."""
+    out = {}
+    for name in ("none", "topk:ratio=0.1,min_numel=64"):
+        twins = Twins()
+        twins.compile([distributed(compression=name) for _ in twins.models])
+        fit(twins, epochs=1)
+        alone = [compiled(distributed(compression=name), new_model(seed)) for seed in (3, 4)]
+        for one in alone:
+            fit(one, epochs=1)
+        out[name] = [difference(one, twin) for one, twin in zip(alone, twins.models)]
+    return out
+
+
+@check
+def names():
+    """Of one optimizer's reductions over all ranks and over each alone."""
+    variables = [v.value for v in new_model().trainable_variables]
+    sets = [hvd.global_process_set, *(hvd.ProcessSet([rank]) for rank in range(hvd.size()))]
+    return [Reduction("none", name="n", process_set=s)._wire_name(variables) for s in sets]
+
+
+@check
 def refusals():
     import tf_keras
 
@@ -209,6 +275,12 @@ def refusals():
         "no optimizer": message(lambda: wrap("sgd")),
         "legacy": message(lambda: wrap(legacy.legacy.SGD())),
         "passes of tf_keras": message(lambda: wrap(legacy.SGD(), backward_passes_per_step=2)),
+        "class": message(lambda: wrap(keras.optimizers.SGD)),
+        "wrapped": message(lambda: wrap(horovods.DistributedOptimizer(sgd()))),
+        "no set": message(lambda: wrap(sgd(), process_set=[0, 1])),
+        "unknown set": message(lambda: wrap(sgd(), process_set=hvd.ProcessSet([0, 1]))),
+        "endless": message(lambda: wrap(sgd(), gradient_predivide_factor=float("inf"))),
+        "words": message(lambda: wrap(sgd(), backward_passes_per_step="two")),
         "horovod's": message(lambda: horovods.DistributedOptimizer(sgd(), compression=topk())),
         "other callbacks": message(other_callbacks),
         "rate": message(lambda: hvd.callbacks.LearningRateScheduleCallback(0, 0.5)),

@@ -299,6 +299,7 @@ def rates():
     for name, callback in (
         ("warmup", names.LearningRateWarmupCallback(0.4, warmup_epochs=2, verbose=0)),
         ("decay", names.LearningRateScheduleCallback(0.4, 0.5, start_epoch=1, end_epoch=3)),
+        ("from zero", names.LearningRateScheduleCallback(0.4, lambda epoch: epoch / 2)),
     ):
         model = compiled(distributed(keras.optimizers.SGD(0.4)))
         spy = Spy(lambda m: float(m.optimizer.learning_rate))
@@ -327,7 +328,10 @@ def warning():
     """An epoch without a reduction is noticed, whatever optimizer it is; a good one is silent."""
     out = {}
     average = hvd.callbacks.MetricAverageCallback
-    for name, optimizer in (("plain", sgd()), ("distributed", distributed())):
+    optimizers = {"plain": sgd(), "distributed": distributed()}
+    if not LEGACY:
+        optimizers["short epoch"] = distributed(backward_passes_per_step=2 * STEPS)
+    for name, optimizer in optimizers.items():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fit(compiled(optimizer), epochs=1, callbacks=[average()])

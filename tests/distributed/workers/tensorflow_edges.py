@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import tempfile
 import warnings
 
@@ -60,6 +62,7 @@ def sparse():
                 "residuals": residuals,
                 "state kept": kept == digest(state(compression)),
                 "finite": bool(np.isfinite(dense).all()),
+                "bypassed": compression.stats()["bypassed"]["names"],
             }
     return out
 
@@ -97,6 +100,20 @@ def unknown_tensor():
     }
 
 
+@check
+def outer_tape():
+    """A tape around the step, which nobody asks for a gradient of what was reduced."""
+    kernel = tf.Variable(draw(0, 0)[0], name="kernel")
+    compression = make("linear:bits=4")
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel**2)
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        reduced = tape.gradient(loss, [kernel])[0]
+        outside = tf.reduce_sum(kernel)
+    return [bool(np.isfinite(reduced).all()), digest(outer.gradient(outside, [kernel]))]
+
+
 # State and numbers --------------------------------------------------------------------------------
 @check
 def checkpoint():
@@ -117,6 +134,28 @@ def checkpoint():
                 status.assert_existing_objects_matched()
                 out[f"{codec} {'bound' if bound else 'not yet made'}"] = same
     return out
+
+
+@check
+def copies():
+    """A compressor just made can be copied, one in use says that it cannot."""
+    out = {}
+    scaled = Compression.topk(ratio=0.05, loss_scale=4.0)
+    for name, copy_of in {"deepcopy": copy.deepcopy, "pickle": through_pickle}.items():
+        fresh = make("topk")
+        same = copy_of(fresh)
+        Trainer(same).run(1)
+        out[name] = {
+            "alike": repr(same) == repr(fresh),
+            "own": [len(fresh.variables), len(same.variables) > 0],
+            "in use": message(lambda c=copy_of, s=same: c(s)),
+            "scaled": message(lambda c=copy_of: c(scaled)),
+        }
+    return out
+
+
+def through_pickle(thing):
+    return pickle.loads(pickle.dumps(thing))
 
 
 @check
@@ -206,6 +245,7 @@ def refusals():
         "no settings": message(lambda: Compressor("topk")),
         "auto": message(Compression.auto),
         "other context": message(lambda: make("topk").decompress(tf.ones([3]), 5)),
+        "other framework": message(lambda: make("topk").compress(np.ones(3))),
     }
 
 
