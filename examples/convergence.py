@@ -5,9 +5,9 @@
     python examples/convergence.py --quick                      # a small form, bounds are checked
     python examples/convergence.py --docs docs/convergence.md   # also write page and plots
 
-Each task is trained with every setting of ``convergence_table.py``: one ``horovodrun`` of two local
-ranks for each seed, side by side, since ranks mostly wait for each other. Results are written as
-they come: a run that was interrupted goes on where it was.
+Each task is trained on two local ranks by one ``horovodrun``, with every setting of
+``convergence_table.py`` and every seed. Results are written as they come: a run that was
+interrupted goes on where it was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,50 +51,24 @@ def progress_of(line: str) -> tuple[str, int, int] | None:
     return found and (found["name"], int(found["done"]), int(found["of"]))
 
 
-def keys(task: Task, seed: int) -> list[str]:
-    return [key(task, setting, seed) for setting in task.settings]
+def complete(task: Task, seeds: int, runs: dict[str, Any]) -> bool:
+    wanted = [key(task, setting, s) for setting in task.settings for s in range(1, seeds + 1)]
+    return all(k in runs and runs[k]["fixed"] == task.fixed() for k in wanted)
 
 
 def train(tasks: list[Task], seeds: int | None, file: Path, quick: bool, console: Console) -> None:
     """Run what the file does not hold yet."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    runs = json.loads(file.read_text())["runs"] if file.exists() else {}
+    content = json.loads(file.read_text()) if file.exists() else {"runs": {}}
+    write(file, {**content, "about": about()})
     for task in tasks:
-        every = range(1, (seeds or task.seeds) + 1)
-        parts = {seed: file.with_suffix(f".{task.name}.{seed}.json") for seed in every}
-        collect(runs, parts.values(), file)
-        missing = {
-            seed: part.resolve()
-            for seed, part in parts.items()
-            if any(runs.get(k, {}).get("fixed") != task.fixed() for k in keys(task, seed))
-        }
-        if not missing:
+        count = seeds or task.seeds
+        if complete(task, count, content["runs"]):
             continue
-        console.print(f"{task.title}: {len(task.settings)} settings, {len(missing)} seeds")
-        commands = []
-        for seed, part in missing.items():
-            write(part, {"about": {}, "runs": {k: runs[k] for k in keys(task, seed) if k in runs}})
-            command = [*horovodrun(RANKS), str(HERE / "convergence_worker.py")]
-            command += ["--task", task.name, "--seed", str(seed), "--json", str(part)]
-            commands.append(command + ["--quick"] * quick)
-        try:
-            run(commands, progress_of, console)
-        finally:
-            collect(runs, parts.values(), file)
-    collect(runs, [], file)
-
-
-def collect(runs: dict[str, Any], parts: Iterable[Path], file: Path) -> None:
-    """Add what the ranks have written to the file's runs, in the order of tasks and seeds."""
-    for part in parts:
-        if part.exists():
-            runs.update(json.loads(part.read_text())["runs"])
-    order = {task.name: i for i, task in enumerate(TASKS)}
-    known = [item for item in runs.items() if item[1]["task"] in order]
-    known.sort(key=lambda item: (order[item[1]["task"]], item[1]["seed"]))
-    write(file, {"about": about(), "runs": dict(known)})
-    for part in parts:
-        part.unlink(missing_ok=True)
+        console.print(f"{task.title}: {len(task.settings)} settings, {count} seeds")
+        command = [*horovodrun(RANKS), str(HERE / "convergence_worker.py")]
+        command += ["--task", task.name, "--seeds", str(count), "--json", str(file.resolve())]
+        run(command + ["--quick"] * quick, progress_of, console)
 
 
 def write_page(page_file: Path, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""One rank of the convergence runs: every setting of a task with one seed, one after the other.
+"""One rank of the convergence runs: every setting and seed of a task, one after the other.
 
 Rank 0 writes each result at once into the JSON file; what is in it already is not run again.
 """
@@ -197,7 +197,7 @@ def train(task: Task, data: Any, setting: Setting, seed: int) -> dict[str, Any]:
 
 def main(
     task_name: str = typer.Option(..., "--task", help="Name of a task."),
-    seed: int = typer.Option(..., help="Of all random numbers."),
+    seeds: int = typer.Option(..., help="How many seeds, from 1 on."),
     json_file: Path = typer.Option(..., "--json", help="Add the results to this file."),
     quick: bool = typer.Option(False, "--quick", help="The small form."),
 ) -> None:
@@ -205,13 +205,14 @@ def main(
     torch.set_num_threads(1)  # ranks share the machine's cores
     sleep_while_waiting()
     task = next(t for t in (QUICK_TASKS if quick else TASKS) if t.name == task_name)
+    pairs = [(setting, seed) for seed in range(1, seeds + 1) for setting in task.settings]
     content = json.loads(json_file.read_text()) if hvd.rank() == 0 else None
     done = hvd.broadcast_object(
         content and sorted(k for k, run in content["runs"].items() if run["fixed"] == task.fixed()),
         name="done",
     )
     data = KINDS[task.kind](task)
-    for i, setting in enumerate(task.settings):
+    for i, (setting, seed) in enumerate(pairs):
         name = key(task, setting, seed)
         if name not in done:
             result = train(task, data, setting, seed)
@@ -219,7 +220,7 @@ def main(
                 content["runs"][name] = result
                 write(json_file, content)
         if hvd.rank() == 0:
-            print(f"convergence: {i + 1}/{len(task.settings)} {name}", flush=True)
+            print(f"convergence: {i + 1}/{len(pairs)} {name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main(
         command += [part for name in compression for part in ("--compression", name)]
         command += ["--epochs", str(epochs)] if epochs is not None else []
         command += ["--momentum", str(momentum)] if momentum is not None else []
-        run([command], lambda line: progress_of(line, compression), console)
+        run(command, lambda line: progress_of(line, compression), console)
         rows = json.loads(result.read_text())
     console.print(
         table(rows, f"{script.stem}, {np} ranks: accuracy on held-out digits, MB sent by a rank")
