@@ -200,6 +200,7 @@ def page(content: Mapping[str, Any], images: Mapping[str, Path], folder: Path) -
     about = content["about"]
     lines = [BEGIN, "", "## Results", ""]
     lines += [f"- {name}: {value}" for name, value in about.items()]
+    lines += [f"- Time: {_minutes(content['runs'])}"]
     if missing := _missing(content["runs"]):
         lines += ["", f"**Not complete.** {missing}"]
     for task in TASKS:
@@ -213,6 +214,15 @@ def page(content: Mapping[str, Any], images: Mapping[str, Path], folder: Path) -
         if task.name in images:
             lines += ["", f"![curves]({images[task.name].relative_to(folder)})"]
     return "\n".join([*lines, "", END]) + "\n"
+
+
+def _minutes(runs: Mapping[str, Any]) -> str:
+    """Return how long the runs of each task took, in minutes."""
+    spent = {task.name: 0.0 for task in TASKS}
+    for run in runs.values():
+        if run["task"] in spent:
+            spent[run["task"]] += run["seconds"] / 60
+    return ", ".join(f"{name} {minutes:.1f} min" for name, minutes in spent.items() if minutes)
 
 
 def _line(parts: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sysconfig
 import time
 from collections.abc import Iterator
@@ -20,7 +21,6 @@ import typer
 from convergence_table import QUICK_TASKS, TASKS, Setting, Task, key, write
 from torch import nn
 from training import average, convolutional_net, digits, weights_equal
-from waiting import sleep_while_waiting
 
 from horovod_gradcomp.torch import Compression
 
@@ -201,9 +201,10 @@ def main(
     json_file: Path = typer.Option(..., "--json", help="Add the results to this file."),
     quick: bool = typer.Option(False, "--quick", help="The small form."),
 ) -> None:
+    # Ranks, and Horovod's own thread in each, share the machine's cores.
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", "3")
+    torch.set_num_threads(1)
     hvd.init()
-    torch.set_num_threads(1)  # ranks share the machine's cores
-    sleep_while_waiting()
     task = next(t for t in (QUICK_TASKS if quick else TASKS) if t.name == task_name)
     pairs = [(setting, seed) for seed in range(1, seeds + 1) for setting in task.settings]
     content = json.loads(json_file.read_text()) if hvd.rank() == 0 else None

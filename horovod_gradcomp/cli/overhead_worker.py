@@ -1,8 +1,8 @@
 """What ``gradcomp bench step`` runs in one process: calls with next to nothing to encode.
 
 ``compress`` and ``decompress`` are called as Horovod's optimizer does, for as many tensors as a
-model has, all of them small. What that takes without the codec's own work and without waiting is
-the price of a call. It prints one JSON line for each codec.
+model has, all of them small. What that takes without the work of codec and memory, and without
+waiting, is the price of a call. It prints one JSON line for each codec.
 """
 
 from __future__ import annotations
@@ -23,6 +23,15 @@ _SMALL: Shape = (32, 32, 1, 1)
 _WARM = 10
 
 
+class Optimizer:
+    """What a compressor looks at in Horovod's optimizer, which has no hooks in one process."""
+
+    def __init__(self, params: list[Any]) -> None:
+        self.param_groups = [{"params": params}]
+        self._requires_update = set(params)
+        self._parameter_names = {p: f"p{i}" for i, p in enumerate(params)}
+
+
 class Calls:
     """Small tensors that are compressed and decompressed, and reduced by nobody.
 
@@ -41,8 +50,8 @@ class Calls:
         gen = torch.Generator().manual_seed(0)
         for p in self.params:
             p.grad = torch.randn(p.shape, generator=gen)
-        self.compression = Compression.from_string(form)
-        self.compression.bind([(f"p{i}", p) for i, p in enumerate(self.params)])
+        self.optimizer = Optimizer(self.params)
+        self.compression = Compression.from_string(form).bind_optimizer(self.optimizer)
 
     def step(self) -> None:
         """Do a step's calls, last layer first."""

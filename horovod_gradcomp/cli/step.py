@@ -54,10 +54,10 @@ def step(
 ) -> None:
     """Reduce gradients of a model's shapes on local ranks over Gloo, in turns with Horovod alone.
 
-    "Calls" is what compress and decompress take beside the codec's own work and beside waiting, in
-    microseconds a tensor: the price of many tensors. It is measured in one process with small
-    tensors, as many as the model has; the least of 20 steps counts, and of nine of these the
-    median. The file also has the time of the codec itself, and what calls take in the steps of all
+    "Calls" is what compress and decompress take beside the work of codec and memory, and beside
+    waiting, in microseconds a tensor: the price of many tensors. It is measured in one process with
+    small tensors, as many as the model has; the least of 20 steps counts, and of nine of these the
+    median. The file also has the time of codec and memory, and what calls take in the steps of all
     ranks ("own": without taking gradients in and without looking for what is not finite, which are
     work there). With --telemetry give as many --steps, or a multiple, so that every turn has its
     share of records. All ranks share this machine, so that no step shows what a slow link would.

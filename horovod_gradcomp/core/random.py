@@ -41,24 +41,20 @@ def origin(seed: int, name: str) -> tuple[int, int]:
 
 def advance(low: Any, high: Any, step: Any) -> tuple[Any, Any]:
     """Return the words of :func:`fold` from those of :func:`origin`."""
-    first = _mix_word(_xor(step % 2**32, low))
-    second = _mix_word(_xor((first + _GOLDEN) % 2**32, high))
+    first = _mix_word((step % 2**32) ^ low)
+    second = _mix_word(((first + _GOLDEN) % 2**32) ^ high)
     return first, second
 
 
-def _xor(a: Any, b: Any) -> Any:
-    # Python whole numbers and int64 tensors of both frameworks take this operator alike.
-    return a ^ b
-
-
 def _mix_word(word: Any) -> Any:
-    # Division instead of a shift: TensorFlow's tensors have no shift operator. An int64 product
-    # may wrap, its low 32 bits are right all the same.
-    word = _xor(word, word // 2**16)
+    # For whole numbers of Python and int64 tensors alike. Division instead of a shift: TensorFlow's
+    # tensors have no shift operator. An int64 product may wrap, its low 32 bits are right all the
+    # same.
+    word = word ^ (word // 2**16)
     word = (word * 0x85EBCA6B) % 2**32
-    word = _xor(word, word // 2**13)
+    word = word ^ (word // 2**13)
     word = (word * 0xC2B2AE35) % 2**32
-    return _xor(word, word // 2**16)
+    return word ^ (word // 2**16)
 
 
 def words(xp: Any, key: tuple[Any, Any], start: int, count: int, like: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ class UnitStats:
         encode_ms: Time in compress, over all steps.
         wait_ms: Time waiting for own collectives, over all steps.
         decode_ms: Time in decompress without the wait, over all steps.
-        codec_ms: Of these, time in which the codec itself encodes and decodes, over all steps.
+        codec_ms: Of these, time in which codec and memory work out numbers, over all steps.
     """
 
     numel: int = 0
@@ -60,7 +60,7 @@ class Timed:
 
     def __exit__(self, *_: object) -> None:
         end, stats, what = time.perf_counter(), self._stats, self._what
-        setattr(stats, what, getattr(stats, what) + 1e3 * (end - self._start))
+        stats.__dict__[what] += 1e3 * (end - self._start)
         if stats.log is not None and what in ("wait_ms", "decode_ms"):
             stats.log(what.removesuffix("_ms"), self._start, end)
 

@@ -214,7 +214,8 @@ def badness(x: Tensor) -> Tensor:
     # On a CPU half the cost of a copy; isfinite().all() costs several. A difference is +0 where a
     # product with 0 may be -0, whose bits would differ.
     low, high = torch.aminmax(x)
-    return ((low - low) + (high - high)).to(torch.float32)
+    made = (low - low) + (high - high)
+    return made if made.dtype is torch.float32 else made.to(torch.float32)
 
 
 def row_sum(x: Tensor) -> Tensor:

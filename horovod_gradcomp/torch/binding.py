@@ -192,7 +192,7 @@ class Binding:
             self._flush()
         place = self._where[ticket.parameter]
         if place is None:
-            out = reduced.to(ticket.dtype)
+            out = reduced if reduced.dtype is ticket.dtype else reduced.to(ticket.dtype)
             if self.remembers and reduced.is_floating_point():
                 self._doubts.look_at(reduced)
         else:

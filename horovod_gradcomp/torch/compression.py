@@ -413,7 +413,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         ``collectives_per_step`` counts tensors handed to Horovod, which fuses most of them, and
         ``own_collectives_per_step`` those of them that take the place of Horovod's reductions and
         are started here. Times are in milliseconds: ``encode_ms_per_step``,
-        ``decode_ms_per_step``, of both what the codec itself takes (``codec_ms_per_step``), and
+        ``decode_ms_per_step``, of both what codec and memory take (``codec_ms_per_step``), and
         ``wait_ms_per_step`` for own collectives.
 
         Of ``Compression.auto`` there is ``auto``, for each optimizer: ``choice`` (None before there

@@ -41,6 +41,9 @@ class Unit:
     def __init__(self, bucket: Bucket, settings: Settings, device: torch.device) -> None:
         self.bucket = bucket
         self.stats = UnitStats()
+        self._coding, self._waiting, self._decoding = map(
+            self.stats.timed, ("codec_ms", "wait_ms", "decode_ms")
+        )
         self.device = device
         self.expected = len(bucket.members)
         self.memory = settings.memory
@@ -131,7 +134,8 @@ class Unit:
         if frozen:
             self.store.hold(index)
             return
-        self.store.take(index, grad, lift=lift, size=team.size)
+        with self._coding:
+            self.store.take(index, grad, lift=lift, size=team.size)
         if self.gauge is not None:
             self.gauge.take(index, grad)
         self.stats.raw_bytes += grad.nbytes
@@ -198,7 +202,7 @@ class Unit:
             name=self.bucket.name,
         )
         self.stats.numel = self.bucket.numel
-        with self.stats.timed("codec_ms"):
+        with self._coding:
             request = next(self._exchange)
         return self._counted(request)
 
@@ -246,7 +250,7 @@ class Unit:
             if not may_refuse:
                 raise
             return self._decoded()  # if Horovod has failed, this fails likewise
-        with self.stats.timed("decode_ms"), self.stats.timed("codec_ms"):
+        with self._decoding, self._coding:
             return self._counted(self._exchange.send(reply))
 
     def refuse(self) -> exchange.Request | None:
@@ -282,13 +286,14 @@ class Unit:
         references = self.memory.references
         scale = factor / size if references else factor / size * lift
         payloads = self._received()
-        with self.stats.timed("decode_ms"):
+        with self._decoding:
             self._finish(exchange.Reply(payloads, scale=scale), lift)
 
     def finish_reduce(self, reduced: Tensor, lift: Any = 1.0) -> None:
         """Decode what Horovod reduced."""
-        with self.stats.timed("decode_ms"):
-            self._finish(exchange.Reply((reduced.view(-1),), scale=lift), lift)
+        with self._decoding:
+            flat = reduced if reduced.dim() == 1 else reduced.view(-1)
+            self._finish(exchange.Reply((flat,), scale=lift), lift)
 
     def result(self, index: int, dtype: torch.dtype) -> Tensor:
         """Return one member's reduced gradient, detached, in storage that nobody else changes."""
@@ -356,7 +361,7 @@ class Unit:
 
     # Inside -----------------------------------------------------------------------------------
     def _received(self) -> Sequence[Tensor]:
-        with self.stats.timed("wait_ms"):
+        with self._waiting:
             return self._wire.received(self.bucket.name)
 
     def _counted(self, request: exchange.Request) -> exchange.Request:
@@ -383,7 +388,7 @@ class Unit:
 
     def _last_reply(self, reply: exchange.Reply) -> exchange.Outcome:
         assert self._exchange is not None
-        with self.stats.timed("codec_ms"):
+        with self._coding:
             try:
                 self._exchange.send(reply)
             except StopIteration as stop:
