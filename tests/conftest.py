@@ -10,7 +10,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import pytest
 
-from tests import frameworks
+from horovod_gradcomp.testing import frameworks
 
 
 @pytest.fixture(params=frameworks.PATHS)

@@ -14,8 +14,8 @@ from horovod_gradcomp.core.codec import Call, Codec
 from horovod_gradcomp.core.exchange import Gather, Outcome, Reply, Scatter, Scope, Sum
 from horovod_gradcomp.core.hierarchical import Nodes
 from horovod_gradcomp.core.memory import Done, Memory
+from horovod_gradcomp.testing.frameworks import Framework
 from tests import table
-from tests.frameworks import Framework
 
 NAME = "layer.weight"
 

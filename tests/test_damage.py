@@ -16,7 +16,8 @@ from horovod_gradcomp.core.exchange import Reply
 from horovod_gradcomp.core.memory import NoMemory
 from horovod_gradcomp.core.payload import FLAG_BYTES
 from horovod_gradcomp.ops import torch_kernels
-from tests import frameworks, table
+from horovod_gradcomp.testing import frameworks
+from tests import table
 
 NAME = "layer.weight"
 NUMEL = 1500

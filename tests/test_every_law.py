@@ -6,7 +6,8 @@ Real ranks meet the same pairs in ``tests/distributed``.
 import numpy as np
 import pytest
 
-from tests import checks, frameworks, lockstep, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, lockstep, table
 
 PAIRS = table.all_pairs()
 FEWER = table.trained_pairs()

@@ -11,7 +11,8 @@ from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import damage, exchange, mark
 from horovod_gradcomp.core.exchange import Carrier, Gather, Reduce, Reply
 from horovod_gradcomp.core.memory import NoMemory, Residual
-from tests import checks, frameworks, lockstep, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, lockstep, table
 
 TORCH = frameworks.load("torch")
 PAIRS = {

@@ -12,7 +12,8 @@ from horovod_gradcomp.codecs import REGISTRY, build
 from horovod_gradcomp.core import factors
 from horovod_gradcomp.core.codec import Bias, Combine
 from horovod_gradcomp.core.memory import NoMemory, Residual
-from tests import checks, frameworks, lockstep, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, lockstep, table
 
 F32 = np.float32
 TORCH = frameworks.load("torch")

@@ -19,7 +19,8 @@ from horovod_gradcomp.core.memory import (
     Residual,
 )
 from horovod_gradcomp.core.settings import make
-from tests import checks, frameworks, lockstep, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, lockstep, table
 
 
 def flat(fw, values):

@@ -18,7 +18,8 @@ from horovod_gradcomp.core import random, select
 from horovod_gradcomp.core.codec import Combine
 from horovod_gradcomp.native import pages
 from horovod_gradcomp.ops import torch_kernels
-from tests import checks, frameworks, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, table
 
 ROOT = Path(__file__).resolve().parent.parent
 FAST, PLAIN = frameworks.load("torch"), frameworks.load("torch_plain")

@@ -20,7 +20,8 @@ from horovod_gradcomp.core.kernel import Kernel, elements
 from horovod_gradcomp.core.sparse import Selection
 from horovod_gradcomp.native import pages
 from horovod_gradcomp.ops import tensorflow_kernels
-from tests import checks, frameworks, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, table
 
 FAST, PLAIN, TORCH = map(frameworks.load, ("tensorflow", "tensorflow_plain", "torch"))
 ROOT = Path(__file__).resolve().parent.parent

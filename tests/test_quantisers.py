@@ -13,7 +13,8 @@ from horovod_gradcomp.core.codec import Bias
 from horovod_gradcomp.core.errors import SettingsError
 from horovod_gradcomp.core.memory import NoMemory
 from horovod_gradcomp.core.settings import make
-from tests import checks, frameworks, lockstep, reference, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, lockstep, reference, table
 
 F32 = np.float32
 LEAST = 2.0**-80

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from horovod_gradcomp.core import random
-from tests import frameworks, reference
+from horovod_gradcomp.testing import frameworks
+from tests import reference
 
 KEYS = [(0, "a", 0), (0, "layer.weight", 5), (-3, "", 1), (2**40, "ä", 2**31), (1, "a", 2**33 + 7)]
 GOLDEN_FOLD = {

@@ -11,7 +11,8 @@ from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import random
 from horovod_gradcomp.core.codec import Bias, Combine
 from horovod_gradcomp.core.memory import Residual
-from tests import checks, frameworks, lockstep, reference, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, lockstep, reference, table
 
 F32 = np.float32
 TORCH = frameworks.load("torch")

@@ -115,6 +115,9 @@ class Namespace:
         self.auto = Chooser(build, extra, no_auto)
 
     def __getattr__(self, name: str) -> Factory:
+        if name in REGISTRY:  # since this object was made
+            setattr(self, name, Factory(name, self._build, self._extra))
+            return getattr(self, name)  # type: ignore[no-any-return]
         if name.startswith("__"):
             raise AttributeError(name)
         try:

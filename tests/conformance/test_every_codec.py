@@ -11,7 +11,8 @@ import horovod_gradcomp.codecs as codecs
 from horovod_gradcomp.core.codec import Bias, Codec, Combine
 from horovod_gradcomp.core.memory import MEMORIES, NoMemory, Residual
 from horovod_gradcomp.core.settings import make as settings_of
-from tests import checks, frameworks, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, table
 
 FORMS = pytest.mark.parametrize("label", table.FORMS)
 # Eager TensorFlow takes as long for one operation as for a thousand elements, and where payloads,

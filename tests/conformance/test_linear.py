@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from horovod_gradcomp.codecs import build
-from tests import checks, frameworks, reference, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, reference, table
 
 TORCH = frameworks.load("torch")  # TensorFlow's payloads and values equal its
 

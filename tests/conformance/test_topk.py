@@ -5,7 +5,8 @@ import pytest
 
 from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import positions, select
-from tests import checks, frameworks, reference, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, reference, table
 
 TORCH = frameworks.load("torch")  # TensorFlow's payloads and values equal its
 

@@ -9,7 +9,8 @@ import os
 import numpy as np
 import pytest
 
-from tests import checks, frameworks, table
+from horovod_gradcomp.testing import frameworks
+from tests import checks, table
 
 DEVICE = os.environ.get("GRADCOMP_TEST_DEVICE", "cuda")
 

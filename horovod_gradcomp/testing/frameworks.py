@@ -1,8 +1,8 @@
 """Both frameworks behind one small face, so that a test is written once.
 
 torch comes twice: as users have it, with the compiled kernels, and with tensor operations alone.
-TensorFlow comes with the kernels; ``test_native_tensorflow.py`` compares it with its operations.
-A framework or a library that is missing makes its tests fail; nothing is skipped.
+TensorFlow comes with the kernels. A framework or a library that is missing makes its tests fail;
+nothing is skipped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 NAMES = ("torch", "tensorflow")
 """Of the front ends."""
@@ -60,7 +61,7 @@ class Framework:
         """Return a tensor of its own storage with the values and dtype of an array."""
         raise NotImplementedError
 
-    def array(self, tensor: Any) -> np.ndarray:
+    def array(self, tensor: Any) -> NDArray[Any]:
         """Return a tensor's values in storage of their own."""
         raise NotImplementedError
 
@@ -82,6 +83,8 @@ class Framework:
 
 
 class Torch(Framework):
+    """PyTorch on the CPU, with the compiled kernels where they are built."""
+
     name, path, tiny = "torch", "torch", 2.0**-149
 
     def __init__(self) -> None:
@@ -97,7 +100,7 @@ class Torch(Framework):
     def cast(self, tensor: Any, dtype: str) -> Any:
         return tensor.to(getattr(self.framework, dtype))
 
-    def array(self, tensor: Any) -> np.ndarray:
+    def array(self, tensor: Any) -> NDArray[Any]:
         return np.array(tensor.detach().numpy())
 
     def ruin(self, tensor: Any) -> None:
@@ -112,6 +115,8 @@ class Torch(Framework):
 
 
 class PlainTorch(Torch):
+    """PyTorch with tensor operations alone."""
+
     path = "torch_plain"
 
     def __init__(self) -> None:
@@ -129,11 +134,13 @@ class TorchOn(PlainTorch):
     def tensor(self, values: Any) -> Any:
         return super().tensor(values).to(self.device)
 
-    def array(self, tensor: Any) -> np.ndarray:
+    def array(self, tensor: Any) -> NDArray[Any]:
         return super().array(tensor.cpu())
 
 
 class TensorFlow(Framework):
+    """TensorFlow on the CPU, with the compiled kernels where they are built."""
+
     name, path, tiny = "tensorflow", "tensorflow", 2.0**-126
 
     def __init__(self) -> None:
@@ -148,7 +155,7 @@ class TensorFlow(Framework):
     def cast(self, tensor: Any, dtype: str) -> Any:
         return self.framework.cast(tensor, dtype)
 
-    def array(self, tensor: Any) -> np.ndarray:
+    def array(self, tensor: Any) -> NDArray[Any]:
         return np.array(tensor.numpy())
 
     def seed(self) -> None:
