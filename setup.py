@@ -108,6 +108,7 @@ setup(
     entry_points={"console_scripts": ["gradcomp = horovod_gradcomp.cli.main:main"]},
     extras_require={
         "cli": ["rich", "typer"],
+        "docs": ["furo", "myst-parser", "sphinx"],
         "examples": ["mlxtend", "numpy", "rich", "typer"],
         "plot": ["matplotlib", "rich"],
         "test": ["hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist"],

@@ -17,7 +17,7 @@ _HEAD = """\
 
 Real training steps of every system in turns within one run: ranks are processes in network
 namespaces of one machine, joined by links of the speed named, as
-[`gradcomp lab`](../README.md#does-it-pay) makes them; one rank a host, one thread a rank. "times"
+[`gradcomp lab`](choosing.md) makes them; one rank a host, one thread a rank. "times"
 is the step of Horovod without compression over that of the system, of turns in the same round:
 median, and in brackets the least and the most of the rounds. MB are those that a rank's network
 interface sent in a step. "{alone}" trains without exchanging anything: what computing takes. `auto`

@@ -320,10 +320,8 @@ def frameworks_agree(cases: Iterable[Case], *, scales: Iterable[float] = (1 / 3,
         same_bits(mine, theirs, f"payloads of {first.fw.path} and {case.fw.path}")
         pairs = {"decoded": (first.sent, case.sent), "error": (first.left, case.left)}
         for scale in scales:
-            pairs[f"decoded with scale {scale}"] = tuple(
-                c.fw.array(c.decode([c.once.payload], scale)).astype(np.float64)
-                for c in (first, case)
-            )
+            a, b = (c.fw.array(c.decode([c.once.payload], scale)) for c in (first, case))
+            pairs[f"decoded with scale {scale}"] = a.astype(np.float64), b.astype(np.float64)
         for what, (a, b) in pairs.items():
             good = np.abs(a - b) <= tiny
             assert good.all(), f"{what}: {_worst(~good, first)}"
