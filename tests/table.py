@@ -11,10 +11,42 @@ from horovod_gradcomp.core.codec import Codec
 from horovod_gradcomp.core.options import Options
 from horovod_gradcomp.core.settings import Settings, assemble, make, parse_codec
 from horovod_gradcomp.testing.inputs import (
+    VALUES,
     Shapes,
+    call,
+    mixed,
+    numel,
+    rng,
     split,
+    values,
     whole,
 )
+
+__all__ = [
+    "COMPARED",
+    "FEW_COMPARED",
+    "FEW_KINDS",
+    "FEW_SHAPES",
+    "FORMS",
+    "MATRICES",
+    "MEMORIES",
+    "SETTINGS",
+    "SHAPES",
+    "TOGETHER",
+    "VALUES",
+    "Shapes",
+    "all_pairs",
+    "call",
+    "forms",
+    "legal",
+    "mixed",
+    "numel",
+    "rng",
+    "split",
+    "trained_pairs",
+    "values",
+    "whole",
+]
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "none": [{}],

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from horovod_gradcomp.core.codec import Combine
+from horovod_gradcomp.core.codec import Combine, adds_halves
 from horovod_gradcomp.core.cost import (
     EXCHANGES,
     Job,
@@ -18,6 +18,7 @@ from horovod_gradcomp.core.cost import (
 )
 from horovod_gradcomp.core.errors import SettingsError
 from horovod_gradcomp.core.links import (
+    SHORT,
     Cluster,
     Link,
     alltoall,
@@ -25,6 +26,7 @@ from horovod_gradcomp.core.links import (
     ring_allgather,
     ring_allreduce,
 )
+from horovod_gradcomp.core.settings import parse_codec
 
 FAST = Link(bandwidth=1000.0, latency=0.0)
 SLOW = Link(bandwidth=100.0, latency=0.5)  # bytes and seconds that can be added up by hand
@@ -51,6 +53,36 @@ def test_ring_allgather():
     slower = replace(FOUR, gathers=Link(bandwidth=50.0, latency=0.5))
     assert ring_allgather(slower, 50) == pytest.approx(3 * (0.5 + 1.0))
     assert ring_allreduce(slower, 400) == ring_allreduce(FOUR, 400)
+
+
+def test_short_gathers_and_sums_of_float16_have_links_of_their_own():
+    cluster = replace(FOUR, gathers=Link(50.0, 0.0), short_gathers=Link(200.0, 0.0))
+    assert ring_allgather(cluster, SHORT) == pytest.approx(3 * SHORT / 200)
+    assert ring_allgather(cluster, SHORT + 200) == pytest.approx(3 * (SHORT + 200) / 50)
+    assert ring_allgather(replace(cluster, short_gathers=None), 50) == pytest.approx(3)
+    cluster = replace(FOUR, halves=Link(bandwidth=10.0, latency=0.0))
+    assert ring_allreduce(cluster, 400, halves=True) == pytest.approx(6 * 10)
+    assert ring_allreduce(cluster, 400) == ring_allreduce(FOUR, 400, halves=True)
+    job = Job(raw=800, payload=400, halves=True)
+    assert cost("allreduce", job, cluster, Speed()).transfer == pytest.approx(60)
+    assert dense(job, cluster).transfer == ring_allreduce(FOUR, 800)
+
+
+@pytest.mark.parametrize(
+    ("form", "halves"),
+    [
+        ("fp16", True),
+        ("randomk+fp16", True),
+        ("acp+fp16", True),
+        ("randomk", False),
+        ("bf16", False),
+        ("topk+fp16", False),
+        ("powersgd+fp16", False),
+        ("linear", False),
+    ],
+)
+def test_which_codecs_have_horovod_add_up_float16(form, halves):
+    assert adds_halves(parse_codec(form)) is halves
 
 
 def test_alltoall():

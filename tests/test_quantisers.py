@@ -12,6 +12,7 @@ from horovod_gradcomp.core import random
 from horovod_gradcomp.core.codec import Bias
 from horovod_gradcomp.core.errors import SettingsError
 from horovod_gradcomp.core.memory import NoMemory
+from horovod_gradcomp.core.payload import FLAG_BYTES
 from horovod_gradcomp.core.settings import make
 from horovod_gradcomp.testing import frameworks
 from tests import checks, lockstep, reference, table
@@ -27,7 +28,7 @@ def case_of(fw, text, x, shapes=None, step=5):
 
 
 def payload_of(case):
-    return case.fw.array(case.once.payload).tobytes()[: -checks.FLAG_BYTES]
+    return case.fw.array(case.once.payload).tobytes()[:-FLAG_BYTES]
 
 
 def rows_of(case):

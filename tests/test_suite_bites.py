@@ -22,9 +22,9 @@ from horovod_gradcomp.core import exchange, select
 from horovod_gradcomp.core.codec import Bias, Encoded
 from horovod_gradcomp.core.exchange import Carrier
 from horovod_gradcomp.core.memory import EF21, Momentum, NoMemory, Residual
+from horovod_gradcomp.testing import frameworks
 from tests import (
     checks,
-    frameworks,
     lockstep,
     table,
     test_bits,

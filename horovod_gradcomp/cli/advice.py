@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..core import hierarchical, twophase
-from ..core.codec import Shape
+from ..core.codec import Shape, adds_halves
 from ..core.cost import Cost, Job, Speed, cheapest, dense, exchanges
 from ..core.links import Cluster
 from ..core.options import Options
@@ -101,7 +101,8 @@ class Question:
     def at(self, bandwidth: float) -> Question:
         """Return the same question with another bandwidth between hosts."""
         between = replace(self.cluster.between, bandwidth=bandwidth)
-        return replace(self, cluster=replace(self.cluster, between=between, gathers=None))
+        plain = replace(self.cluster, gathers=None, short_gathers=None, halves=None)
+        return replace(self, cluster=replace(plain, between=between))
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def rows(question: Question, among: Sequence[Candidate]) -> list[Row]:
         names = allowed(question, each.settings)
         if question.exchange in names:
             names = (question.exchange,)
-        job = question.job(each.payload, each.rounds)
+        halves = adds_halves(each.settings.codec)
+        job = replace(question.job(each.payload, each.rounds), halves=halves)
         best = cheapest(names, job, question.cluster, each.speed or Speed())
         speedup = plain.step / best.step if best.step else 1.0
         measured = each.speed is not None

@@ -123,7 +123,12 @@ def _links(cluster: Cluster) -> str:
     """Return one line on measured links."""
     parts: dict[str, Link] = {"between hosts": cluster.between} if cluster.hosts > 1 else {}
     parts |= {"inside them": cluster.inside} if cluster.local > 1 else {}
-    parts |= {"in gathers": cluster.gathers} if cluster.gathers else {}
+    others = {
+        "in gathers": cluster.gathers,
+        "in short gathers": cluster.short_gathers,
+        "in sums of float16": cluster.halves,
+    }
+    parts |= {where: link for where, link in others.items() if link}
     text = ", ".join(
         f"{where} {units.show_rate(link.bandwidth)} and {1e6 * link.latency:.0f} us a message"
         for where, link in parts.items()
@@ -228,15 +233,13 @@ def _notes(question: Question, advice: Advice, measured: Costs) -> list[str]:
 
 
 def _report(question: Question, advice: Advice, measured: Costs) -> dict[str, Any]:
-    chosen, gathers = advice.chosen, question.cluster.gathers
+    chosen = advice.chosen
     return {
         "question": {
             **{key: value for key, value in vars(question).items() if key != "cluster"},
             "cluster": {
-                **vars(question.cluster),
-                "between": vars(question.cluster.between),
-                "inside": vars(question.cluster.inside),
-                "gathers": gathers and vars(gathers),
+                key: vars(value) if isinstance(value, Link) else value
+                for key, value in vars(question.cluster).items()
             },
         },
         "volume": _volume(question, advice),

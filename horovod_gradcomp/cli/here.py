@@ -71,6 +71,10 @@ def look(device: str) -> Here:
         slow = probe.slowest(1 / copy_speed(), "gradcomp.advise.copy", hvd.global_process_set)
         copy = 1 / slow
     spare = device == "cuda" or (os.cpu_count() or 1) > hvd.local_size() * torch.get_num_threads()
-    seen = probe.gathers("gradcomp.advise.gathers", between.latency, where)
-    cluster = Cluster(hvd.size(), hvd.local_size(), between, inside, spare, seen)
+    long, short = (
+        probe.gathers(f"gradcomp.advise.gathers.{nbytes}", between.latency, where, nbytes)
+        for nbytes in (probe.LONG, probe.SHORT)
+    )
+    halves = probe.ring("gradcomp.advise.halves", device=where, dtype=torch.float16)
+    cluster = Cluster(hvd.size(), hvd.local_size(), between, inside, spare, long, short, halves)
     return Here(cluster, copy, hvd.rank() == 0)

@@ -16,7 +16,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from ..core import policy
-from ..core.codec import Combine, Shape
+from ..core.codec import Combine, Shape, adds_halves
 from ..core.cost import Cost, Job, Speed, cost
 from ..core.links import Cluster, Link
 from ..core.options import Options
@@ -30,6 +30,9 @@ Row = dict[str, Any]
 
 NEAR = 0.2
 """A prediction that is off by no more than this part of what was measured is near."""
+
+_MEASURED = "gathers", "short_gathers", "halves"
+"""Ways in which links are used, beside the plain one."""
 
 _DDP_BUCKET = 25 * 2**20
 _PRIVATE = DDP[2]
@@ -79,7 +82,8 @@ def predict(system: str, facts: dict[str, Any], alone: Row, costs: Costs) -> Cos
     """
     shapes = [tuple(shape) for shape in facts["shapes"]]
     link = Link(**facts["link"])
-    cluster = Cluster(facts["ranks"], 1, link, link, facts["spare"], Link(**facts["gathers"]))
+    others = {key: Link(**facts[key]) for key in _MEASURED if key in facts}
+    cluster = Cluster(facts["ranks"], 1, link, link, facts["spare"], **others)
     plain = HOROVOD[0] if system == "none" else system
     if plain in (ALONE, _PRIVATE):
         return None
@@ -92,7 +96,8 @@ def predict(system: str, facts: dict[str, Any], alone: Row, costs: Costs) -> Cos
         speed = _speed("fp16", facts, costs) if narrow else Speed()
         pieces = len(shapes) if plain in HOROVOD else 1 + math.ceil(raw / _DDP_BUCKET)
         sent = raw / 2 if narrow else raw
-        job = replace(computed, raw=raw, payload=sent, buckets=pieces)
+        halves = narrow and plain in HOROVOD
+        job = replace(computed, raw=raw, payload=sent, buckets=pieces, halves=halves)
         return cost("allreduce", job, cluster, speed)
     form = plain.removeprefix("gradcomp ")
     settings = assemble(parse_codec(form), Options())
@@ -120,7 +125,7 @@ def _ours(
         rounds=codec.round_count(packed),
     )
     if codec.combine is not Combine.GATHER:
-        return cost("allreduce", job, cluster, speed)
+        return cost("allreduce", replace(job, halves=adds_halves(codec)), cluster, speed)
     taken = route("auto", codec, settings.memory, packed, Team(cluster.ranks, 0)).exchange
     return cost({"whole": "allgather"}.get(taken, taken), job, cluster, speed)
 

@@ -170,15 +170,19 @@ def _copy_speed() -> float:
 def facts(system: System) -> dict[str, Any]:
     """Return what steps can be predicted from, besides the times of :data:`ALONE`."""
     import horovod.torch as hvd
+    import torch
 
     from ..torch import probe
 
     link = probe.ring("link")
+    short = probe.gathers("short gathers", link.latency, nbytes=probe.SHORT)
     return {
         "ranks": hvd.size(),
         "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors
         "link": vars(link),
         "gathers": vars(probe.gathers("gathers", link.latency)),
+        "short_gathers": vars(short),
+        "halves": vars(probe.ring("halves", dtype=torch.float16)),
         "shapes": system.shapes,
         "batch": system.batch,
     }

@@ -251,6 +251,12 @@ class Codec(ABC):
         return name_of(self)
 
 
+def adds_halves(codec: Codec) -> bool:
+    """Return whether Horovod adds payloads up as float16."""
+    inner = getattr(codec, "then", None) or codec
+    return codec.combine is Combine.SUM and inner.registered == "fp16"
+
+
 def numels(extents: Sequence[Extent]) -> list[int]:
     """Return the number of elements of each tensor."""
     return [e if isinstance(e, int) else math.prod(e) for e in extents]

@@ -15,7 +15,7 @@ exchange          time of its messages
 A step is then the forward pass; the backward pass with encoding in between, during which what is
 encoded is already sent (:func:`pipeline`); what is left to send; and decoding. Where a rank has no
 processor to spare, what sending takes of one (measured, :attr:`.Link.work`) is time of the backward
-pass, too. ``t`` of gathers may be another one (:attr:`.Cluster.gathers`).
+pass, too. ``t`` of gathers, and of sums of float16, may be another one (:class:`.Cluster`).
 
 Reference: S. Agarwal et al., "On the Utility of Gradient Compression in Distributed Training
 Systems", arXiv:2103.00543, for the step.
@@ -72,6 +72,7 @@ class Job:
         buckets: Pieces in which gradients are encoded and sent while backward goes on.
         rounds: Sums, one after the other, of which a payload is part.
         overlap: Whether anything is sent before backward ends.
+        halves: Whether payloads are float16 that Horovod adds up.
     """
 
     raw: float
@@ -81,6 +82,7 @@ class Job:
     buckets: int = 1
     rounds: int = 1
     overlap: bool = True
+    halves: bool = False
 
     def __post_init__(self) -> None:
         for name in ("raw", "payload", "forward", "backward"):
@@ -136,7 +138,7 @@ _Parts = tuple[float, float, float, float, float]
 
 def _allreduce(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     part = job.payload / job.rounds
-    moved = ring_allreduce(cluster, part, fused(part))
+    moved = ring_allreduce(cluster, part, fused(part), halves=job.halves)
     late = (job.rounds - 1) * moved
     out = 2 * (cluster.ranks - 1) / cluster.ranks * job.payload
     return speed.encoding(job.raw), moved, late, speed.decoding(job.raw), out
@@ -225,7 +227,7 @@ def _work(cluster: Cluster, sent: float, early: float, late: float) -> float:
 
 def dense(job: Job, cluster: Cluster) -> Cost:
     """Return the time of a step in which Horovod reduces gradients as they are."""
-    plain = replace(job, payload=job.raw, rounds=1)
+    plain = replace(job, payload=job.raw, rounds=1, halves=False)
     return cost("allreduce", plain, cluster, Speed())
 
 

@@ -25,6 +25,9 @@ FUSED_BYTES = 128 * 2**20
 """Most bytes of reduced or gathered tensors that Horovod packs into one message by default
 (``HOROVOD_FUSION_THRESHOLD``); an alltoall it never packs."""
 
+SHORT = 2 * 2**20
+"""Bytes of a message that surely fits the buffers of a socket: Linux lets them grow to 4 MiB."""
+
 
 @dataclass(frozen=True)
 class Link:
@@ -62,6 +65,10 @@ class Cluster:
         inside: From a rank to another one of its host.
         gathers: The slowest link as gathers use it, where that was measured: Gloo's at times keep
             to one direction at a time, which halves it. None: as ``between`` and ``inside``.
+        short_gathers: Likewise for messages of at most :data:`SHORT` bytes: what the buffers of a
+            socket hold travels both ways at once. None: as ``gathers``.
+        halves: The slowest link as Horovod's sums of float16 use it, where that was measured: on
+            CPUs it adds them up in software. None: as ``between`` and ``inside``.
         spare: Whether a rank has a processor beside those that it computes on; without one, what
             sending takes of a processor is taken from computing.
     """
@@ -72,6 +79,8 @@ class Cluster:
     inside: Link
     spare: bool = True
     gathers: Link | None = None
+    short_gathers: Link | None = None
+    halves: Link | None = None
 
     def __post_init__(self) -> None:
         check_above("ranks", self.ranks, 1)
@@ -98,22 +107,28 @@ class Cluster:
         return max((link.seconds(nbytes) for link in used), default=0.0)
 
 
-def ring_allreduce(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
+def ring_allreduce(
+    cluster: Cluster, nbytes: float, messages: int = 1, *, halves: bool = False
+) -> float:
     """Return the seconds of a ring allreduce: a reduce-scatter and an allgather.
 
     Args:
         cluster: Who takes part.
         nbytes: On each rank.
         messages: Collectives that carry them.
+        halves: Whether Horovod adds up float16.
     """
-    steps = 2 * (cluster.ranks - 1)
-    return messages * steps * cluster.ring_step(nbytes / messages / cluster.ranks)
+    steps, part = 2 * (cluster.ranks - 1), nbytes / messages / cluster.ranks
+    if halves and cluster.halves is not None:
+        return messages * steps * cluster.halves.seconds(part)
+    return messages * steps * cluster.ring_step(part)
 
 
 def ring_allgather(cluster: Cluster, nbytes: float, messages: int = 1) -> float:
     """Return the seconds until every rank has the ``nbytes`` of every other."""
     part = nbytes / messages
-    step = cluster.gathers.seconds(part) if cluster.gathers else cluster.ring_step(part)
+    link = (part <= SHORT and cluster.short_gathers) or cluster.gathers
+    step = link.seconds(part) if link else cluster.ring_step(part)
     return messages * (cluster.ranks - 1) * step
 
 

@@ -22,12 +22,15 @@ _LONG, _TIMES = 0.03, 4
 
 _REPEATS = 3
 
-_GATHERED, _GATHERS = 2**22, 5
-"""Bytes and runs. Gloo's allgathers differ by a factor of two from one run to the next."""
+LONG, SHORT, _GATHERS = 2**22, 2**20, 5
+"""Bytes of gathers, and runs. Gloo's differ by a factor of two from one run to the next."""
 
 
 def ring(
-    name: str, process_set: Any = hvd.global_process_set, device: torch.device | None = None
+    name: str,
+    process_set: Any = hvd.global_process_set,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> Link:
     """Return the slowest link of the ring that Horovod reduces along, with its own overhead.
 
@@ -38,28 +41,32 @@ def ring(
         name: Start of the collectives' names.
         process_set: Of Horovod, of two ranks or more.
         device: Of what is reduced.
+        dtype: Likewise.
     """
 
     def run(data: torch.Tensor, label: str) -> None:
         hvd.allreduce_(data, name=label, op=hvd.Sum, process_set=process_set)
 
     ranks = len(process_set.ranks or range(hvd.size()))
-    small, large, busy = _two_sizes(run, name, process_set, device)
+    small, large, busy = _two_sizes(run, name, process_set, device, dtype)
     sent = 2 * (ranks - 1) / ranks * large[0]
     return replace(fitted(ranks, small, large), work=busy / sent)
 
 
-def gathers(name: str, latency: float, device: torch.device | None = None) -> Link:
+def gathers(
+    name: str, latency: float, device: torch.device | None = None, nbytes: int = LONG
+) -> Link:
     """Return the slowest link as an allgather over all ranks uses it, the median of some.
 
-    It takes some times as long as 4 MiB take.
+    It takes some times as long as one message does.
 
     Args:
         name: Start of the collectives' names.
         latency: Of the link, in seconds.
         device: Of what is gathered.
+        nbytes: Of a message.
     """
-    data = torch.zeros(_GATHERED // 4, device=device)
+    data = torch.zeros(nbytes // 4, device=device)
     took = []
     for number in range(1 + _GATHERS):
         hvd.allreduce(torch.zeros(1), name=f"{name}.wait")
@@ -68,7 +75,7 @@ def gathers(name: str, latency: float, device: torch.device | None = None) -> Li
         told = slowest(time.perf_counter() - start, f"{name}.told", hvd.global_process_set)
         took += [told] * (number > 0)
     step = statistics.median(took) / (hvd.size() - 1)
-    return Link(_GATHERED / max(step - latency, 1e-9), latency)
+    return Link(nbytes / max(step - latency, 1e-9), latency)
 
 
 def neighbours(name: str, device: torch.device | None = None) -> Link:
@@ -94,12 +101,17 @@ def neighbours(name: str, device: torch.device | None = None) -> Link:
 
 
 def _two_sizes(
-    run: Callable[[torch.Tensor, str], Any], name: str, process_set: Any, device: Any
+    run: Callable[[torch.Tensor, str], Any],
+    name: str,
+    process_set: Any,
+    device: Any,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[tuple[float, float], tuple[float, float], float]:
     """Return bytes and seconds of a short collective and of a long one, and a processor's in it."""
 
     def seconds(nbytes: int) -> tuple[float, float]:
-        data, label = torch.zeros(nbytes // 4, device=device), f"{name}.{nbytes}"
+        data = torch.zeros(nbytes // dtype.itemsize, device=device, dtype=dtype)
+        label = f"{name}.{nbytes}"
         took = quickest(lambda: run(data, label))
         taken, busy = zip(*gathered(took, f"{label}.told", process_set))
         return max(taken), max(busy)
