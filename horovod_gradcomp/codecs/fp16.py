@@ -53,6 +53,7 @@ class FP16(Codec):
 
     combine: ClassVar[Combine] = Combine.SUM
     timeless: ClassVar[bool] = True
+    narrow: ClassVar[bool] = True
 
     @property
     def bias(self) -> Bias:

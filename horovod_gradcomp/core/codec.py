@@ -134,6 +134,9 @@ class Codec(ABC):
     """Whether a payload means the same in every step, so that a sum of different steps' payloads is
     still a sum of gradients."""
 
+    narrow: ClassVar[bool] = False
+    """Whether what is summed is float16."""
+
     encodes_all: ClassVar[bool] = False
     """Whether every element has a code of its own."""
 
@@ -254,7 +257,7 @@ class Codec(ABC):
 def adds_halves(codec: Codec) -> bool:
     """Return whether Horovod adds payloads up as float16."""
     inner = getattr(codec, "then", None) or codec
-    return codec.combine is Combine.SUM and inner.registered == "fp16"
+    return codec.combine is Combine.SUM and inner.narrow
 
 
 def numels(extents: Sequence[Extent]) -> list[int]:

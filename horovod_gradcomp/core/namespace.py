@@ -204,19 +204,20 @@ class Namespace:
             given = "none"
         if isinstance(given, str):
             return self.from_string(given)
-        if isinstance(given, Factory):  # uncalled
+        uncalled = isinstance(given, Factory)
+        if uncalled:
             given = given._instance()
         kind = given if isinstance(given, type) else type(given)
-        modules = {base.__module__ for base in kind.__mro__}
-        others = {name for name in modules if re.fullmatch(r"horovod\.\w+\.compression", name)}
-        if others - {horovods_none.__module__}:
-            raise SettingsError(
-                explain(
-                    got=f"compression={given!r} of another framework",
-                    expected=f"one that descends from {horovods_none.__module__}",
+        own = getattr(horovods_none, "__module__", None)
+        for module in (base.__module__ for base in kind.__mro__):
+            if own and module != own and re.fullmatch(r"horovod\.\w+\.compression", module):
+                raise SettingsError(
+                    explain(
+                        got=f"compression={given!r} of another framework",
+                        expected=f"one that descends from {own}",
+                    )
                 )
-            )
-        if not callable(getattr(given, "compress", None)):
+        if not uncalled and not callable(getattr(given, "compress", None)):
             raise SettingsError(
                 explain(
                     got=f"compression={given!r}",

@@ -69,7 +69,8 @@ class Unit:
         """What measures the running step, if anything does."""
         self.route = Route("whole", None)
         """The exchange of the running step, or of the last."""
-        self._routed: tuple[Codec | None, Team | None, Route] = (None, None, self.route)
+        self._routed: tuple[Any, Route] = (None, self.route)
+        """What the last exchange was found for, and which it is."""
         self.phase = self._begin(settings.codec_at(0))
 
     @property
@@ -142,9 +143,10 @@ class Unit:
 
     def _set_out(self, step: int, team: Team) -> None:
         self.prepare(step)
-        if self._routed[:2] != (self.codec, team):
-            self._routed = self.codec, team, self.route_of(self.codec, team)
-        self.route = self._routed[2]
+        wanted = self.codec, team, self._settings
+        if self._routed[0] != wanted:
+            self._routed = wanted, self.route_of(self.codec, team)
+        self.route = self._routed[1]
         if self.memory.refreshes(step):  # all is sent, and what is owed is of no account
             self.route = Route("whole", None)
         else:
