@@ -162,6 +162,17 @@ def test_the_sum_of_ranks_at_one_step_has_its_mark(fw, size, average, read, monk
             assert np.array_equal(fw.array(rest), total[:8])
 
 
+def test_a_mark_may_be_made_of_tensors():
+    """In TensorFlow steps are counted by a variable, also where a function runs eagerly."""
+    fw = frameworks.load("tensorflow")
+    call = table.call(table.whole(8), size=1, step=3)
+    call = replace(call, key=tuple(fw.tensor(np.int64(word)) for word in call.key))
+    payload = mark.attach(fw.xp, fw.tensor(np.ones(8, np.float32)), call)
+    rest, wrong = mark.detach(fw.xp, payload, call)
+    assert fw.array(wrong).tolist() == [0]
+    assert fw.array(rest).tolist() == [1] * 8
+
+
 def test_one_late_rank_of_many_is_noticed(fw):
     x = fw.xp.cast(fw.tensor(np.ones(8, np.float32)), "float16")
     calls = [table.call(table.whole(8), size=1000, step=step) for step in (3, 4)]
