@@ -73,7 +73,7 @@ def look(device: str) -> Here:
     spare = device == "cuda" or (os.cpu_count() or 1) > hvd.local_size() * torch.get_num_threads()
     long, short = (
         probe.gathers(f"gradcomp.advise.gathers.{nbytes}", between.latency, where, nbytes)
-        for nbytes in (probe.LONG, probe.SHORT)
+        for nbytes in (probe.LONG, probe.BRIEF)
     )
     halves = probe.ring("gradcomp.advise.halves", device=where, dtype=torch.float16)
     cluster = Cluster(hvd.size(), hvd.local_size(), between, inside, spare, long, short, halves)

@@ -175,7 +175,7 @@ def facts(system: System) -> dict[str, Any]:
     from ..torch import probe
 
     link = probe.ring("link")
-    short = probe.gathers("short gathers", link.latency, nbytes=probe.SHORT)
+    short = probe.gathers("short gathers", link.latency, nbytes=probe.BRIEF)
     return {
         "ranks": hvd.size(),
         "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors

@@ -116,8 +116,9 @@ class Namespace:
 
     def __getattr__(self, name: str) -> Factory:
         if name in REGISTRY:  # since this object was made
-            setattr(self, name, Factory(name, self._build, self._extra))
-            return getattr(self, name)  # type: ignore[no-any-return]
+            made = Factory(name, self._build, self._extra)
+            setattr(self, name, made)
+            return made
         if name.startswith("__"):
             raise AttributeError(name)
         try:

@@ -11,6 +11,7 @@ from typing import Any, Callable
 import horovod.torch as hvd
 import torch
 
+from ..core import links
 from ..core.links import Link, fitted
 from .agreement import gathered
 
@@ -22,8 +23,10 @@ _LONG, _TIMES = 0.03, 4
 
 _REPEATS = 3
 
-LONG, SHORT, _GATHERS = 2**22, 2**20, 5
-"""Bytes of gathers, and runs. Gloo's differ by a factor of two from one run to the next."""
+BRIEF, LONG = links.SHORT // 2, links.SHORT * 2
+"""Bytes of gathers that count as short, and of others."""
+_GATHERS = 5
+"""Runs. Gloo's gathers differ by a factor of two from one to the next."""
 
 
 def ring(
