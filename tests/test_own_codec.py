@@ -90,6 +90,7 @@ def test_faults_are_named(ternary, law, planted):
     [
         ("Ternary", Linear, "name 'Ternary'"),
         ("auto", Linear, "name 'auto'"),
+        ("resolve", Linear, "name 'resolve'"),
         ("topk", Linear, "which TopK has"),
         ("mine", Codec, "without"),
         ("mine", dict, "a class of codecs"),

@@ -56,6 +56,10 @@ REGISTRY: dict[str, type[Codec]] = {
 """Name, as in ``Compression.<name>`` and in string forms, to class."""
 
 
+_TAKEN = "auto", "from_string", "guarded", "resolve"
+"""What ``Compression`` has under these names is no codec."""
+
+
 def register(name: str, cls: type[Codec]) -> None:
     """Give a codec of one's own a name, for ``Compression.<name>`` and string forms.
 
@@ -68,7 +72,7 @@ def register(name: str, cls: type[Codec]) -> None:
     Raises:
         SettingsError: It is something else, or the name is taken.
     """
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in ("auto", "guarded", "from_string"):
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in _TAKEN:
         raise SettingsError(explain(got=f"name {name!r}", expected="one such as 'my_codec'"))
     if REGISTRY.get(name, cls) is not cls:
         owner = REGISTRY[name].__name__
