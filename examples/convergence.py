@@ -1,7 +1,7 @@
 """Show on real data that training with compressed gradients converges.
 
-    python examples/convergence.py                              # the four tasks of the page
-    python examples/convergence.py --task longer_text           # longer runs are asked for by name
+    python examples/convergence.py                              # the three tasks
+    python examples/convergence.py --task adam --task memories  # others are asked for by name
     python examples/convergence.py --quick                      # a small form, bounds are checked
     python examples/convergence.py --docs docs/convergence.md   # also write page and plots
 

@@ -151,15 +151,14 @@ FAMILIES = (
     Setting("combined", "topk:ratio=0.01+linear:bits=8"),
 )
 
-MEMORIES = (
-    Setting("combined", "topk:ratio=0.01", "momentum:m={m}"),
-    Setting("combined", "topk:ratio=0.01", "ef21"),
-    Setting("combined", "topk:ratio=0.25..0.001@{ramp}", role="aggressive"),
-)
-
-REASONS = (  # what the momentum memory's masking costs, and how far EF21's references lag
-    Setting("combined", "topk:ratio=0.01", "momentum:m={m},masking=False", role="reason"),
-    Setting("combined", "topk:ratio=0.1", "ef21", role="reason"),
+MEMORIES = (  # the last two: what momentum's masking costs, and how far EF21's references lag
+    DENSE,
+    Setting("residual", "topk:ratio=0.01"),
+    Setting("residual", "topk:ratio=0.25..0.001@{ramp}", role="aggressive"),
+    Setting("momentum", "topk:ratio=0.01", "momentum:m={m}"),
+    Setting("momentum", "topk:ratio=0.01", "momentum:m={m},masking=False", role="reason"),
+    Setting("ef21", "topk:ratio=0.01", "ef21"),
+    Setting("ef21", "topk:ratio=0.1", "ef21", role="reason"),
 )
 
 ADAM = (
@@ -204,13 +203,13 @@ TASKS = (
         lr=0.1,
         momentum=0.5,
         bound=0.5,
-        settings=FAMILIES + MEMORIES + REASONS,
+        settings=FAMILIES,
     ),
     Task(
         name="residual",
         title="A residual net with batch norm, 44,000 parameters, on the same digits",
         kind="residual",
-        steps=310,
+        steps=220,
         batch=24,
         lr=0.1,
         momentum=0.5,
@@ -221,13 +220,25 @@ TASKS = (
         name="text",
         title="A character LSTM of 1.03 million parameters on Python's standard library",
         kind="text",
-        steps=240,
+        steps=160,
         batch=16,
         lr=4.0,
         momentum=0.5,
         bound=0.01,
         relative=True,
         settings=FAMILIES,
+    ),
+    Task(
+        name="memories",
+        title="The conv net again: other memories, and a ratio that falls during training",
+        kind="digits",
+        steps=400,
+        batch=16,
+        lr=0.1,
+        momentum=0.5,
+        bound=0.5,
+        settings=MEMORIES,
+        extra=True,
     ),
     Task(
         name="adam",
@@ -241,10 +252,11 @@ TASKS = (
         relative=True,
         optimizer="adam",
         settings=ADAM,
+        extra=True,
     ),
     Task(
         name="longer_digits",
-        title="The conv net for three times as many steps",
+        title="The conv net with three times as many steps",
         kind="digits",
         steps=1200,
         batch=16,

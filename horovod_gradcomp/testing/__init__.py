@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..codecs import build
 from ..core.codec import Codec
 from . import frameworks, inputs, laws
 
-__all__ = ["check_codec"]
+__all__ = ["check_codec", "roundtrip"]
 
 _SHAPES = (
     *map(inputs.whole, (1, 7, 8, 9, 1001, 1025)),
@@ -41,6 +43,39 @@ def check_codec(codec: Codec | str, paths: Sequence[str] = frameworks.PATHS) -> 
         for shapes in _SHAPES:
             for kind in inputs.VALUES:
                 _check(form, shapes, kind, paths)
+
+
+def roundtrip(codec: Codec | str, gradient: laws.Array, path: str = "torch") -> tuple[laws.Array, int]:
+    """Return what one rank's gradient becomes in one step, and the bytes that travel for it.
+
+    Nothing is remembered between calls. A codec whose default memory keeps what is not sent
+    sends what it would with that memory.
+
+    Args:
+        codec: A codec, or its string form.
+        gradient: Of any shape and floating dtype; it is encoded as float32.
+        path: "torch" (with compiled kernels), "torch_plain" or "tensorflow".
+
+    Returns:
+        The decoded gradient, float32 of the shape given, and the payload's bytes.
+
+    Raises:
+        SettingsError: There is no such codec.
+
+    Example:
+        >>> from horovod_gradcomp.testing import roundtrip
+        >>> arrived, nbytes = roundtrip("topk:ratio=0.5", np.array([[1.0, -8.0], [0.5, 3.0]]))
+        >>> arrived
+        array([[ 0., -8.],
+               [ 0.,  3.]], dtype=float32)
+    """
+    codec = build(codec) if isinstance(codec, str) else codec
+    codec = codec.with_memory(codec.default_memory != "none")
+    flat = np.ravel(gradient).astype(np.float32)
+    call = inputs.call((np.shape(gradient),), size=1)
+    case = laws.Case(frameworks.load(path), codec, flat, call)
+    arrived = case.fw.array(case.once.decoded).reshape(np.shape(gradient))
+    return arrived, codec.wire_bytes(*call.extents(flat.size))
 
 
 def _check(codec: Codec, shapes: inputs.Shapes, kind: str, paths: Sequence[str]) -> None:
