@@ -6,7 +6,7 @@ SHELL := bash
 .SILENT:
 .DEFAULT_GOAL := help
 .PHONY: help env demo demo-tensorflow demo-keras docs convergence test lint image-test gpu-check
-.PHONY: gpu-compile-check clean
+.PHONY: reproduce gpu-compile-check clean
 
 # Settings, for the command line: make env PIP_ARGS='--index-url ...'
 PYTHON ?= $(shell for p in python3.11 python3; do if $$p -c '' 2>/dev/null; then echo $$p; break; fi; done)
@@ -21,12 +21,13 @@ REPORTS ?=
 JOBS ?= $(shell nproc 2>/dev/null | awk '{ print $$1 < 4 ? $$1 : 4 }')
 QUICK ?=
 CONVERGENCE_ARGS ?=
+REPRODUCE_ARGS ?=
 IMAGE_ARGS ?=
 
 # What demo, convergence and test run
 DEMO := examples/demo.py
 CONVERGENCE := examples/convergence.py
-TEST := -m pytest tests
+TEST := -m pytest tests --durations=20
 SCRIPTS := docker/*.sh docker/image/*.sh tests/gpu/*.sh .ci/run
 DOCKERFILES := docker/cpu.Dockerfile docker/nccl.Dockerfile
 KERNELS := $(wildcard horovod_gradcomp/native/*.[ch] horovod_gradcomp/native/*/*.[ch])
@@ -42,6 +43,7 @@ make demo         train a small model with and without compression on this machi
 make demo-tensorflow, make demo-keras   the same by a gradient tape, and by fit of Keras 3
 make docs         these pages as HTML, in build/docs; warnings are errors
 make convergence  train with every family on three tasks (QUICK=1: small, two minutes)
+make reproduce    measure again what the pages say (QUICK=1: short forms, which touch no page)
 make test         run the tests
 make lint         check format, style, types and shell scripts
 make image-test   build the CPU image with docker, podman or buildah, and check it inside
@@ -50,7 +52,7 @@ make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 minutes, 6 G
 make env          only prepare: system packages, .venv, frameworks, Horovod, this package
 make clean        remove .venv, .venv-gpu and what the tools leave (kept Horovod wheels stay)
 
-Each of the demos, convergence, test, lint and gpu-check prepares first. The first time takes about
+Each of the demos, convergence, reproduce, test, lint and gpu-check prepares first. The first time takes about
 15 minutes, most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
@@ -69,6 +71,7 @@ Settings: make TARGET NAME=VALUE
                most 4; 0: without helpers)
   REPORTS      a folder for JUnit reports
   CONVERGENCE_ARGS  e.g. '--docs docs/convergence.md'
+  REPRODUCE_ARGS    e.g. '--only demo', '--list'
   IMAGE_ARGS   arguments of docker/build_local.sh, e.g. '--with podman --gpu torch'
 endef
 
@@ -144,6 +147,10 @@ docs: env
 convergence: env
 	$(ACTIVE)
 	python $(CONVERGENCE) $(if $(QUICK),--quick) $(CONVERGENCE_ARGS)
+
+reproduce: env
+	$(ACTIVE)
+	python docs/reproduce.py $(if $(QUICK),--quick) $(REPRODUCE_ARGS)
 
 test: env
 	$(ACTIVE)

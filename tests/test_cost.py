@@ -68,6 +68,30 @@ def test_short_gathers_and_sums_of_float16_have_links_of_their_own():
     assert dense(job, cluster).transfer == ring_allreduce(FOUR, 800)
 
 
+def test_horovod_packs_what_it_adds_up():
+    cluster = replace(FOUR, copy=10.0)
+    job = Job(raw=800, payload=400)
+    plain, packed = (cost("allreduce", job, each, Speed()) for each in (FOUR, cluster))
+    assert packed.transfer == pytest.approx(plain.transfer + 2 * 400 / 10)
+    in_rounds = cost("allreduce", replace(job, rounds=2), cluster, Speed())
+    assert in_rounds.late == pytest.approx(ring_allreduce(FOUR, 200) + 2 * 200 / 10)
+    assert cost("allgather", job, cluster, Speed()) == cost("allgather", job, FOUR, Speed())
+    alone = replace(LONELY, copy=10.0)
+    assert cost("allreduce", job, alone, Speed()).transfer == 0
+    with pytest.raises(SettingsError, match="copy"):
+        replace(FOUR, copy=0.0)
+
+
+def test_sums_of_float16_take_more_of_the_processor():
+    busy = replace(FOUR, spare=False, halves=replace(SLOW, work=0.01))
+    job = Job(raw=800, payload=400, backward=1.0, buckets=2)
+    plain, halves = (
+        cost("allreduce", replace(job, halves=each), busy, Speed()).step for each in (False, True)
+    )
+    # 600 bytes are sent, of which a half during backward.
+    assert halves == pytest.approx(max(plain, 1.0 + 3.0 + ring_allreduce(FOUR, 400) / 2))
+
+
 @pytest.mark.parametrize(
     ("form", "halves"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -89,15 +90,17 @@ def advise(
                 inside_bandwidth, inside_latency, "--inside-bandwidth", "--inside-latency"
             ),
         )
+    if copy is None and device == "cpu":
+        copy = copy_speed()
     question = Question(
         params=count,
-        cluster=cluster,
+        cluster=replace(cluster, copy=copy),
         layer=shape,
         compute=compute_ms / 1e3,
         overlap=overlap,
         framework=framework,
         device=runs_on,
-        copy=copy_speed() if copy is None and device == "cpu" else copy,
+        copy=copy,
         exchange=exchange,
     )
     among = candidates(question, codec or FORMS, measured)

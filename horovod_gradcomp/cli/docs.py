@@ -20,6 +20,7 @@ Row = dict[str, Any]
 app = typer.Typer(help="Write documentation from the code.", no_args_is_help=True)
 
 _COMMAND = "gradcomp docs codecs --output docs/codecs.md"
+_PICTURE = "python examples/error_against_bytes.py"
 _SHAPE = (1024, 1024)
 _LABELS = {
     FORMULA: "Formula",
@@ -46,6 +47,12 @@ Each is `Compression.<name>(...)` in every front end, and a string such as `"top
   feedback needs; `NEITHER` that neither is certain.
 - **bytes**: of the payload, an element, with the default settings, for a gradient of shape
   {_SHAPE}; uncompressed it is 4.
+
+What one step leaves out of two real gradients, against the bytes that it sends (drawn by
+`{_PICTURE} docs/error_against_bytes.png`). What a memory gives back in later steps is
+not in it: [convergence](convergence.md) shows how training ends.
+
+![error against bytes of every codec](error_against_bytes.png)
 """
 
 

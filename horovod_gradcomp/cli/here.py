@@ -72,7 +72,7 @@ def look(device: str) -> Here:
         copy = 1 / slow
     spare = device == "cuda" or (os.cpu_count() or 1) > hvd.local_size() * torch.get_num_threads()
     long, short = (
-        probe.gathers(f"gradcomp.advise.gathers.{nbytes}", between.latency, where, nbytes)
+        probe.gathers(f"gradcomp.advise.gathers.{nbytes}", between, where, nbytes)
         for nbytes in (probe.LONG, probe.BRIEF)
     )
     halves = probe.ring("gradcomp.advise.halves", device=where, dtype=torch.float16)

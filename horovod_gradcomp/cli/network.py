@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
 import statistics
 import sys
 from collections import defaultdict, deque
@@ -18,15 +16,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from ..core.codec import Combine
 from ..core.errors import GradCompError, SettingsError, explain
-from ..core.settings import parse_codec
+from ..core.options import Options
+from ..core.settings import assemble, parse_codec
+from ..core.twophase import misfit
 from ..lab import Cluster
-from . import network_check, network_models, network_page, units
-from .costs import load, machine
-from .network_worker import ALONE, AUTO, DDP, HOROVOD, MARK
+from . import network_check, network_content, network_models, network_page, units
+from .costs import load
+from .network_content import Row, parts
+from .network_worker import ALONE, AUTO, DDP, HOROVOD, MARK, OVER
 from .turns import ratios
 
-Row = dict[str, Any]
 Turn = dict[str, Any]
 
 BASE = HOROVOD[0]
@@ -35,12 +36,13 @@ BASE = HOROVOD[0]
 FORMS = ("fp16", "linear", "linear:bits=4", "sign", "topk", "topk:ratio=0.001", "acp", "powersgd")
 """Codecs that are measured where none is named."""
 
+_EXCHANGES = "auto", "allgather", "two_phase"
 _TIMES = ("forward_ms", "backward_ms", "encode_ms", "wait_ms", "decode_ms")
 
 
 def network(
     bandwidth: str = typer.Option("100mbit,1gbit,10gbit", help="Of each host's link; commas."),
-    hosts: int = typer.Option(2, min=2, help="Hosts of one rank each."),
+    hosts: str = typer.Option("2", help="Hosts of one rank each, two or more; commas."),
     model: str = typer.Option(
         "mlp12x1024",
         help=f"Perceptron of so many layers and such a width, {', '.join(network_models.KNOWN)}; "
@@ -54,8 +56,14 @@ def network(
     codec: Optional[list[str]] = typer.Option(  # noqa: UP045
         None, help="A codec's string form, or auto; several times for several."
     ),
+    exchange: str = typer.Option(
+        "auto", help="auto, allgather or two_phase, for codecs that have the choice; commas."
+    ),
     json_file: Optional[Path] = typer.Option(  # noqa: UP045
         None, "--json", help="Write the rows to this file."
+    ),
+    add: bool = typer.Option(
+        False, help="Keep what the file of --json holds of other models, hosts and links."
     ),
     docs: Optional[Path] = typer.Option(  # noqa: UP045
         None, help="Write a page with tables, and beside it a picture (needs matplotlib)."
@@ -76,19 +84,24 @@ def network(
     models = model.split(",")
     for one in models:
         network_models.check(one)
-    forms = list(codec or (*FORMS, "auto"))
-    for form in forms:
-        if form != "auto":
-            parse_codec(form)  # a mistake in the last shows before the first is measured
+    counts = _counts(hosts)
+    systems = [ALONE, *HOROVOD, *DDP, *_ours(list(codec or (*FORMS, "auto")), exchange.split(","))]
     speeds = [units.bandwidth(text, "--bandwidth") for text in bandwidth.split(",")]
     measured = load(costs)
+    if add and not json_file:
+        raise SettingsError(explain(got="--add without --json", expected="a file to add to"))
+    before = (
+        network_content.read(json_file)
+        if add and json_file and json_file.exists()
+        else network_content.nothing()
+    )
     if read:
-        content = _read(read)
+        content = network_content.read(read)
     else:
-        systems = [ALONE, *HOROVOD, *DDP, *(f"gradcomp {form}" for form in forms)]
         wanted = {"batch": batch, "steps": steps, "rounds": rounds, "systems": systems}
-        content = {"about": _about(), "facts": [], "rows": []}
-        _measure_all(content, hosts, speeds, models, wanted)
+        content = network_content.nothing()
+        _measure_all(content, counts, speeds, models, wanted)
+        content = network_content.together(before, content)
     console = Console(width=500)
     for rows in parts(content["rows"]):
         console.print("", _table(rows), sep="\n")
@@ -100,62 +113,57 @@ def network(
         network_page.write(docs, content, measured)
 
 
-def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each model and bandwidth."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["model"], row["bandwidth"]), []).append(row)
-    return list(found.values())
+def _counts(text: str) -> list[int]:
+    found = text.split(",")
+    if not all(one.isdecimal() and int(one) > 1 for one in found):
+        raise SettingsError(explain(got=f"--hosts {text}", expected="numbers from 2, with commas"))
+    return [int(one) for one in found]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SettingsError(explain(got=f"{path}: {error}", expected="a JSON file")) from None
-    if not isinstance(content, dict) or not {"about", "facts", "rows"} <= content.keys():
-        raise SettingsError(
-            explain(
-                got=f"--read {path}", expected="what 'gradcomp bench network --json FILE' writes"
+def _ours(forms: Sequence[str], exchanges: Sequence[str]) -> list[str]:
+    """Return the systems of codecs, with each exchange where a codec has the choice."""
+    for exchange in exchanges:
+        if exchange not in _EXCHANGES:
+            raise SettingsError(
+                explain(got=f"--exchange {exchange}", expected=f"one of {', '.join(_EXCHANGES)}")
             )
-        )
-    return content
-
-
-def _about() -> dict[str, str]:
-    return {
-        "command": "gradcomp " + " ".join(sys.argv[1:]),
-        "machine": machine(),
-        "date": datetime.date.today().isoformat(),
-        "load": f"{os.getloadavg()[0]:.1f}",
-    }
+    out = []
+    for form in forms:
+        names = [form]
+        if form != "auto":
+            settings = assemble(parse_codec(form), Options())
+            if settings.codec.combine is Combine.GATHER and exchanges != ["auto"]:
+                alone = bool(misfit(settings.codec, settings.memory))
+                names = [f"{form}{OVER}{e}" for e in exchanges if not (alone and e == "two_phase")]
+        out += [f"gradcomp {name}" for name in names]
+    return out
 
 
 def _measure_all(
     content: dict[str, Any],
-    hosts: int,
+    counts: Sequence[int],
     speeds: Sequence[float],
     models: Sequence[str],
     wanted: dict[str, Any],
 ) -> None:
-    """Fill in facts and rows of every model and bandwidth."""
-    systems, turns_of_one = wanted["systems"], wanted["rounds"] + 1
+    """Fill in facts and rows of every model, number of hosts and bandwidth."""
+    systems = wanted["systems"]
+    every = [(one, hosts, speed) for one in models for hosts in counts for speed in speeds]
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        total = len(models) * len(speeds) * len(systems) * turns_of_one
-        task = progress.add_task("", total=total)
-        for one in models:
-            for speed in speeds:
-                shown = units.show_rate(speed)
+        task = progress.add_task("", total=len(every) * len(systems) * (wanted["rounds"] + 1))
+        for one, hosts, speed in every:
+            about = {"bandwidth": units.show_rate(speed), "hosts": hosts, "model": one}
+            at = f"{one}, {hosts} hosts, {about['bandwidth']}"
 
-                def done(name: str, at: str = f"{one}, {shown}") -> None:
-                    progress.update(task, advance=1, description=f"{at}, {name}")
+            def done(name: str, at: str = at) -> None:
+                progress.update(task, advance=1, description=f"{at}, {name}")
 
-                with Cluster(hosts=hosts, bandwidth=speed) as cluster:
-                    facts, turns = _measure(cluster, {**wanted, "model": one}, done)
-                about = {"bandwidth": shown, "hosts": hosts, "model": one}
-                copies = [told["copy"] for told in turns]
-                content["facts"].append({**about, **facts, "copy": statistics.median(copies)})
-                content["rows"] += [_row(name, turns, about) for name in systems]
+            taken = network_content.taken()
+            with Cluster(hosts=hosts, bandwidth=speed) as cluster:
+                facts, turns = _measure(cluster, {**wanted, "model": one}, done)
+            copy = statistics.median(told["copy"] for told in turns)
+            content["facts"].append({**about, **taken, **facts, "copy": copy})
+            content["rows"] += [_row(name, turns, about) for name in systems]
 
 
 def _measure(

@@ -2,7 +2,9 @@
 
 Nothing is taken from the row itself: links are those that the same run measured before the first
 turn, and the speed of a copy is the median of all turns; computing is what a step without any
-exchange took, and codecs cost what is known of them, as in ``gradcomp advise``.
+exchange took, and codecs cost what is known of them, as in ``gradcomp advise``. The model knows of
+no other work on the machine, so what is predicted is the quietest turn of each system, and the same
+turn tells what computing takes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ..core.plan import buckets
 from ..core.route import Team, route
 from ..core.settings import Settings, assemble, parse_codec
 from .costs import Costs
-from .network_worker import ALONE, AUTO, DDP, HOROVOD
+from .network_worker import ALONE, AUTO, DDP, HOROVOD, OVER
 
 Row = dict[str, Any]
 
@@ -40,16 +42,21 @@ _PRIVATE = DDP[2]
 
 
 class Checked(NamedTuple):
-    """A row with what was predicted for it; times in milliseconds."""
+    """A row with what was predicted for it, and its quietest turn; times in milliseconds."""
 
     row: Row
     cost: Cost
     step_ms: float
 
     @property
+    def measured_ms(self) -> float:
+        """Of a step of the quietest turn."""
+        return float(self.row["step_ms_least"])
+
+    @property
     def ratio(self) -> float:
         """Predicted over measured."""
-        return float(self.step_ms / self.row["step_ms"])
+        return self.step_ms / self.measured_ms
 
     @property
     def near(self) -> bool:
@@ -83,12 +90,12 @@ def predict(system: str, facts: dict[str, Any], alone: Row, costs: Costs) -> Cos
     shapes = [tuple(shape) for shape in facts["shapes"]]
     link = Link(**facts["link"])
     others = {key: Link(**facts[key]) for key in _MEASURED if key in facts}
-    cluster = Cluster(facts["ranks"], 1, link, link, facts["spare"], **others)
+    cluster = Cluster(facts["ranks"], 1, link, link, facts["spare"], copy=facts["copy"], **others)
     plain = HOROVOD[0] if system == "none" else system
     if plain in (ALONE, _PRIVATE):
         return None
     backward = alone["backward_ms"] / 1e3
-    forward = alone["step_ms"] / 1e3 - backward
+    forward = alone["step_ms_least"] / 1e3 - backward
     computed = Job(raw=0.0, payload=0.0, forward=forward, backward=backward)
     raw = 4.0 * sum(map(math.prod, shapes))
     if plain in (*HOROVOD, *DDP):
@@ -99,8 +106,8 @@ def predict(system: str, facts: dict[str, Any], alone: Row, costs: Costs) -> Cos
         halves = narrow and plain in HOROVOD
         job = replace(computed, raw=raw, payload=sent, buckets=pieces, halves=halves)
         return cost("allreduce", job, cluster, speed)
-    form = plain.removeprefix("gradcomp ")
-    settings = assemble(parse_codec(form), Options())
+    form, _, exchange = plain.removeprefix("gradcomp ").partition(OVER)
+    settings = assemble(parse_codec(form), Options(exchange=exchange or "auto"))
     speed = _speed(form, facts, costs)
     return _ours(settings, shapes, cluster, speed, computed)
 
@@ -126,7 +133,9 @@ def _ours(
     )
     if codec.combine is not Combine.GATHER:
         return cost("allreduce", replace(job, halves=adds_halves(codec)), cluster, speed)
-    taken = route("auto", codec, settings.memory, packed, Team(cluster.ranks, 0)).exchange
+    taken = route(
+        settings.options.exchange, codec, settings.memory, packed, Team(cluster.ranks, 0)
+    ).exchange
     return cost({"whole": "allgather"}.get(taken, taken), job, cluster, speed)
 
 
@@ -140,7 +149,14 @@ def _alike(row: Row, facts: Row) -> bool:
 
 
 # What is shown ---------------------------------------------------------------------------------
+WHICH = ("model", "hosts", "link", "system")
 HEADS = ("encode", "decode", "sending", "step", "measured", "ratio")
+
+
+def which(one: Checked) -> tuple[str, ...]:
+    """Return which row it is, as :data:`WHICH` says."""
+    row = one.row
+    return row["model"], str(row["hosts"]), row["bandwidth"], row["system"]
 
 
 def cells(one: Checked) -> Iterator[str]:
@@ -148,7 +164,7 @@ def cells(one: Checked) -> Iterator[str]:
     for seconds in (one.cost.encode, one.cost.decode, one.cost.transfer):
         yield f"{1e3 * seconds:,.0f}"
     yield f"{one.step_ms:,.0f}"
-    yield f"{one.row['step_ms']:,.0f}"
+    yield f"{one.measured_ms:,.0f}"
     yield f"{one.ratio:.2f}" + ("" if one.near else " *")
 
 
@@ -171,11 +187,10 @@ def table(content: dict[str, Any], costs: Costs) -> Table:
         box=SIMPLE_HEAD,
         show_edge=False,
     )
-    for head in ("model", "link", "system"):
+    for head in WHICH:
         out.add_column(head, no_wrap=True)
     for head in HEADS:
         out.add_column(head, justify="right", no_wrap=True)
     for one in checked:
-        row = one.row
-        out.add_row(row["model"], row["bandwidth"], row["system"], *cells(one))
+        out.add_row(*which(one), *cells(one))
     return out

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import network_check
 from .costs import Costs
+from .network_content import Row, part, parts
 from .network_worker import ALONE, AUTO, HOROVOD
-
-Row = dict[str, Any]
 
 _HEAD = """\
 # Training over limited links
@@ -23,10 +22,22 @@ median, and in brackets the least and the most of the rounds. MB are those that 
 interface sent in a step. "{alone}" trains without exchanging anything: what computing takes. `auto`
 is `Compression.auto()`, with its choice.
 
-Measured by `{command}` on {machine}, {date}; load when it began: {load}. The ranks share the
-processors of this machine, with whatever else ran on it.
+Measured on {machine}, by
+
+{taken}
+
+The ranks share the processors of this machine, with whatever else ran on it.
 
 ![times as fast as Horovod without compression, over the bandwidth]({picture})
+"""
+
+_SCALING = """\
+
+## More hosts
+
+The ranks of all hosts share {machine}, so computing takes longer with each. "predicted" is what
+the cost model below says for the step.
+
 """
 
 _MODEL = """\
@@ -35,8 +46,9 @@ _MODEL = """\
 
 What the model of `gradcomp advise` (`core/cost.py`) predicts for these rows, in milliseconds, from
 the links that the same run measured before its first turn, from the speed of a copy (the median of
-all turns), from the steps without an exchange, and from the packaged costs of codecs. It does not
-know that ranks wait for one another where a machine has other work to do: there, steps take longer.
+all turns), from the steps without an exchange, and from the packaged costs of codecs. It knows of
+no other work on the machine, for which ranks wait for one another, so it is held against the
+quietest turn of each system; the tables above have the median.
 
 {summary}.
 
@@ -54,27 +66,62 @@ def write(path: Path, content: dict[str, Any], costs: Costs) -> None:
     Raises:
         GradCompError: There is no matplotlib.
     """
-    from .network import parts
     from .plots import speedups
 
     picture = path.with_suffix(".png")
-    speedups(picture, content["rows"], leave_out=(ALONE, HOROVOD[0]))
-    text = _HEAD.format(alone=ALONE, picture=picture.name, **content["about"])
-    for rows in parts(content["rows"]):
-        first = rows[0]
+    rows = content["rows"]
+    speedups(picture, rows, leave_out=(ALONE, HOROVOD[0]))
+    machine, taken = content["machine"], "\n".join(_taken(content["facts"]))
+    text = _HEAD.format(alone=ALONE, picture=picture.name, machine=machine, taken=taken)
+    for some in parts(rows):
+        first = some[0]
         text += f"\n## {first['model']}, {first['hosts']} hosts, {first['bandwidth']}\n\n"
-        text += _markdown(("system", "step, ms", "times", "MB"), [_cells(row) for row in rows])
+        text += _markdown(("system", "step, ms", "times", "MB"), [_cells(row) for row in some])
     checked = network_check.check(content, costs)
+    for scaled in _scaled(rows):
+        text += _SCALING.format(machine=machine) if "## More hosts" not in text else "\n"
+        text += _over_hosts(scaled, checked)
     text += _MODEL.format(summary=network_check.summary(checked))
     text += _markdown(
-        ("model", "link", "system", *network_check.HEADS),
-        [
-            (one.row["model"], one.row["bandwidth"], one.row["system"], *network_check.cells(one))
-            for one in checked
-        ],
-        words=3,
+        (*network_check.WHICH, *network_check.HEADS),
+        [(*network_check.which(one), *network_check.cells(one)) for one in checked],
+        words=len(network_check.WHICH),
     )
     path.write_text(text, encoding="utf-8")
+
+
+def _taken(facts: Sequence[Row]) -> Iterator[str]:
+    """Yield a line for each command: what it was, when, and how busy the machine was."""
+    for command in dict.fromkeys(one["command"] for one in facts):
+        mine = [one for one in facts if one["command"] == command]
+        loads = ", ".join(one["load"] for one in mine)
+        yield f"- `{command}`, {mine[-1]['date']}; load before each part: {loads}"
+
+
+def _scaled(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each model and bandwidth that was measured with several hosts."""
+    found: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["bandwidth"]), []).append(row)
+    return [some for some in found.values() if len({row["hosts"] for row in some}) > 1]
+
+
+def _over_hosts(rows: Sequence[Row], checked: Sequence[network_check.Checked]) -> str:
+    """Return a table of the steps of systems that were measured with more than one of the hosts."""
+    hosts = sorted({row["hosts"] for row in rows})
+    predicted = {(one.row["system"], *part(one.row)): one.step_ms for one in checked}
+    body = []
+    for system in dict.fromkeys(row["system"] for row in rows):
+        cells = [f"`{system.removeprefix('gradcomp ')}`" if "gradcomp" in system else system]
+        mine = {row["hosts"]: row for row in rows if row["system"] == system}
+        for count in hosts:
+            row = mine.get(count)
+            known = row and predicted.get((system, *part(row)))
+            cells += [f"{row['step_ms']:,.0f}" if row else "", f"{known:,.0f}" if known else ""]
+        if len(mine) > 1:
+            body.append(cells)
+    heads = ["system", *(head for n in hosts for head in (f"{n} hosts, ms", "predicted"))]
+    return f"{rows[0]['model']}, {rows[0]['bandwidth']}:\n\n" + _markdown(heads, body)
 
 
 def _cells(row: Row) -> Sequence[str]:

@@ -24,6 +24,9 @@ ALONE = "no exchange"
 HOROVOD = "horovod none", "horovod fp16"
 DDP = "ddp", "ddp fp16", "ddp powersgd"
 AUTO = "gradcomp auto"
+OVER = " over "
+"""Between a codec's string form and the exchange, where one is forced."""
+
 _COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 _WARM = 4
 """Steps before any is timed: DDP lays out its buckets anew in the second, and its PowerSGD hook
@@ -43,7 +46,7 @@ class System:
 
     Args:
         name: :data:`ALONE`, one of :data:`HOROVOD` or :data:`DDP`, or "gradcomp" and the string
-            form of a codec.
+            form of a codec, with :data:`OVER` and an exchange or without.
         model: As of :func:`.network_models.build`.
         batch: Likewise.
     """
@@ -121,7 +124,8 @@ def _horovod(optimizer: Any, model: Any, name: str) -> tuple[Any, Told]:
     if name in HOROVOD:
         compression = getattr(hvd.Compression, name.split()[1])
     else:
-        compression = Compression.from_string(name.partition(" ")[2])
+        form, _, exchange = name.partition(" ")[2].partition(OVER)
+        compression = Compression.from_string(form, exchange=exchange or "auto")
         stats = compression.stats
     wrapped = hvd.DistributedOptimizer(
         optimizer, named_parameters=model.named_parameters(), compression=compression
@@ -175,12 +179,12 @@ def facts(system: System) -> dict[str, Any]:
     from ..torch import probe
 
     link = probe.ring("link")
-    short = probe.gathers("short gathers", link.latency, nbytes=probe.BRIEF)
+    short = probe.gathers("short gathers", link, nbytes=probe.BRIEF)
     return {
         "ranks": hvd.size(),
         "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors
         "link": vars(link),
-        "gathers": vars(probe.gathers("gathers", link.latency)),
+        "gathers": vars(probe.gathers("gathers", link)),
         "short_gathers": vars(short),
         "halves": vars(probe.ring("halves", dtype=torch.float16)),
         "shapes": system.shapes,

@@ -55,6 +55,8 @@ def step_over_bandwidth(
 def speedups(path: Path, rows: Sequence[dict[str, Any]], leave_out: Sequence[str]) -> None:
     """Draw how many times as fast systems are over bandwidth, a panel for each model.
 
+    Models that were measured with several hosts over one bandwidth have a panel over hosts, too.
+
     Args:
         path: Of the picture.
         rows: Of ``gradcomp bench network``.
@@ -64,29 +66,55 @@ def speedups(path: Path, rows: Sequence[dict[str, Any]], leave_out: Sequence[str
         GradCompError: There is no matplotlib, or it cannot write such a file.
     """
     plt = pyplot()
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    names = [n for n in dict.fromkeys(row["system"] for row in rows) if n not in leave_out]
-    links = list(dict.fromkeys(row["bandwidth"] for row in rows))
-    size = (5.5 * len(models) + 2.5, 4.5)
-    figure, panels = plt.subplots(1, len(models), figsize=size, squeeze=False)
-    for axes, model in zip(panels[0], models):
+    shown = [row for row in rows if row["system"] not in leave_out]
+    names = list(dict.fromkeys(row["system"] for row in shown))
+    panels = [*_panels(shown, "hosts", "bandwidth"), *_panels(shown, "bandwidth", "hosts")]
+    down = -(-len(panels) // 3)
+    across = min(3, len(panels))
+    size = (5 * across + 3, 4.2 * down)
+    figure, grid = plt.subplots(down, across, figsize=size, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, over, mine) in zip(grid.flat, panels):
+        ticks = list(dict.fromkeys(row[over] for row in mine))
         for number, name in enumerate(names):
-            mine = [row for row in rows if (row["model"], row["system"]) == (model, name)]
-            at = [links.index(row["bandwidth"]) + 0.012 * (number - len(names) / 2) for row in mine]
-            middle = [row["speedup_vs_none"] for row in mine]
-            below = [row["speedup_vs_none"] - row["speedup_least"] for row in mine]
-            above = [row["speedup_most"] - row["speedup_vs_none"] for row in mine]
+            points = [row for row in mine if row["system"] == name]
+            at = [ticks.index(row[over]) + 0.012 * (number - len(names) / 2) for row in points]
+            middle = [row["speedup_vs_none"] for row in points]
+            below = [row["speedup_vs_none"] - row["speedup_least"] for row in points]
+            above = [row["speedup_most"] - row["speedup_vs_none"] for row in points]
             style = {"color": "black", "linewidth": 2.5} if name.endswith(" auto") else {}
             look = plt.get_cmap("tab20")(number % 20)
             marks = {"marker": "o", "markersize": 4, "capsize": 2, "color": look, **style}
             axes.errorbar(at, middle, yerr=[below, above], label=name, **marks)
         axes.axhline(1.0, color="0.5", linestyle=":")
-        axes.set(title=model, yscale="log", ylabel="times as fast as Horovod, none")
-        axes.set_xticks(range(len(links)), links)
+        axes.set(title=title, yscale="log", ylabel="times as fast as Horovod, none")
+        axes.set_xticks(range(len(ticks)), [f"{t} hosts" if over == "hosts" else t for t in ticks])
+        axes.set_xlim(-0.5, len(ticks) - 0.5)
         axes.grid(alpha=0.3, which="both")
-    panels[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    figure.tight_layout()
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="center right")
+    figure.tight_layout(rect=(0, 0, 1 - 2.4 / size[0], 1))
     save(figure, path)
+
+
+def _panels(
+    rows: Sequence[dict[str, Any]], fixed: str, over: str
+) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Return title, what it is over, and rows, for each model and each value of what is fixed.
+
+    Over bandwidth all are shown, over hosts only where there are several.
+    """
+    found: dict[tuple[str, Any], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row[fixed]), []).append(row)
+    out = []
+    for (model, value), mine in found.items():
+        several = len({row[over] for row in mine}) > 1
+        if several or (fixed == "hosts" and value == min(row["hosts"] for row in rows)):
+            where = f"{value} hosts" if fixed == "hosts" else value
+            out.append((f"{model}, {where}", over, mine))
+    return out
 
 
 def save(figure: Any, path: Path) -> None:

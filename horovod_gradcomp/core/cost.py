@@ -6,7 +6,8 @@ With N ranks, L of them a host, H = N / L hosts, S bytes of gradients, P bytes o
 ================  ==================================================================
 exchange          time of its messages
 ================  ==================================================================
-``allreduce``     2 (N - 1) t(P / N): reduce-scatter, then allgather; P = S uncompressed
+``allreduce``     2 (N - 1) t(P / N): reduce-scatter, then allgather; P = S uncompressed.
+                  And 2 P / c: tensors are copied into one message and out again at c bytes/s
 ``allgather``     (N - 1) t(P)
 ``two_phase``     alltoall of P / N to each rank, then (N - 1) t(P / N)
 ``hierarchical``  2 (L - 1) t(S / L) inside the hosts, (H - 1) t(P) between them
@@ -139,6 +140,8 @@ _Parts = tuple[float, float, float, float, float]
 def _allreduce(job: Job, cluster: Cluster, speed: Speed) -> _Parts:
     part = job.payload / job.rounds
     moved = ring_allreduce(cluster, part, fused(part), halves=job.halves)
+    if cluster.copy and cluster.ranks > 1:
+        moved += 2 * part / cluster.copy
     late = (job.rounds - 1) * moved
     out = 2 * (cluster.ranks - 1) / cluster.ranks * job.payload
     return speed.encoding(job.raw), moved, late, speed.decoding(job.raw), out
@@ -210,18 +213,19 @@ def cost(exchange: str, job: Job, cluster: Cluster, speed: Speed) -> Cost:
     compute = job.backward + encode
     ended = compute + early
     if job.overlap:
-        ended = pipeline(compute, early, job.buckets, _work(cluster, sent, early, late))
+        ended = pipeline(compute, early, job.buckets, _work(job, cluster, sent, early, late))
     step = job.forward + ended + late + decode
     if cluster.hosts == 1:
         sent = 0.0
     return Cost(exchange, encode, early, late, decode, sent, step)
 
 
-def _work(cluster: Cluster, sent: float, early: float, late: float) -> float:
+def _work(job: Job, cluster: Cluster, sent: float, early: float, late: float) -> float:
     """Return what messages during backward take from a rank's computing."""
     if cluster.spare or not early:
         return 0.0
     link = cluster.between if cluster.hosts > 1 else cluster.inside
+    link = (job.halves and cluster.halves) or link
     return link.work * sent / cluster.local * early / (early + late)
 
 

@@ -69,6 +69,8 @@ class Cluster:
             socket hold travels both ways at once. None: as ``gathers``.
         halves: The slowest link as Horovod's sums of float16 use it, where that was measured: on
             CPUs it adds them up in software. None: as ``between`` and ``inside``.
+        copy: Bytes a second with which Horovod packs tensors into a message, and unpacks them;
+            None: that is not counted.
         spare: Whether a rank has a processor beside those that it computes on; without one, what
             sending takes of a processor is taken from computing.
     """
@@ -81,10 +83,13 @@ class Cluster:
     gathers: Link | None = None
     short_gathers: Link | None = None
     halves: Link | None = None
+    copy: float | None = None
 
     def __post_init__(self) -> None:
         check_above("ranks", self.ranks, 1)
         check_above("per_host", self.per_host, 1)
+        if self.copy is not None:
+            check_above("copy", self.copy, 0.0, closed=False)
 
     @property
     def local(self) -> int:

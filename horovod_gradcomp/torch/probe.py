@@ -21,7 +21,8 @@ _SMALL, _FIRST, _LARGEST = 2**10, 2**18, 2**24
 _LONG, _TIMES = 0.03, 4
 """What is enough to tell a bandwidth: seconds, and so many times those of the latency."""
 
-_REPEATS = 3
+_REPEATS, _OF_SMALL = 3, 15
+"""Runs, of which the fastest counts: of large collectives, and of those that take no time."""
 
 BRIEF, LONG = links.SHORT // 2, links.SHORT * 2
 """Bytes of gathers that count as short, and of others."""
@@ -56,16 +57,16 @@ def ring(
     return replace(fitted(ranks, small, large), work=busy / sent)
 
 
-def gathers(
-    name: str, latency: float, device: torch.device | None = None, nbytes: int = LONG
-) -> Link:
+def gathers(name: str, link: Link, device: torch.device | None = None, nbytes: int = LONG) -> Link:
     """Return the slowest link as an allgather over all ranks uses it, the median of some.
+
+    It is no faster than the link itself.
 
     It takes some times as long as one message does.
 
     Args:
         name: Start of the collectives' names.
-        latency: Of the link, in seconds.
+        link: As :func:`ring` found it, of which the latency is taken.
         device: Of what is gathered.
         nbytes: Of a message.
     """
@@ -78,7 +79,7 @@ def gathers(
         told = slowest(time.perf_counter() - start, f"{name}.told", hvd.global_process_set)
         took += [told] * (number > 0)
     step = statistics.median(took) / (hvd.size() - 1)
-    return Link(nbytes / max(step - latency, 1e-9), latency)
+    return Link(min(link.bandwidth, nbytes / max(step - link.latency, 1e-9)), link.latency)
 
 
 def neighbours(name: str, device: torch.device | None = None) -> Link:
@@ -115,7 +116,7 @@ def _two_sizes(
     def seconds(nbytes: int) -> tuple[float, float]:
         data = torch.zeros(nbytes // dtype.itemsize, device=device, dtype=dtype)
         label = f"{name}.{nbytes}"
-        took = quickest(lambda: run(data, label))
+        took = quickest(lambda: run(data, label), _OF_SMALL if nbytes == _SMALL else _REPEATS)
         taken, busy = zip(*gathered(took, f"{label}.told", process_set))
         return max(taken), max(busy)
 

@@ -7,7 +7,14 @@ import sys
 
 import pytest
 
-from horovod_gradcomp.cli import costs, network, network_check, network_models, network_page
+from horovod_gradcomp.cli import (
+    costs,
+    network,
+    network_check,
+    network_content,
+    network_models,
+    network_page,
+)
 from horovod_gradcomp.cli.network_worker import ALONE, AUTO, DDP, HOROVOD
 from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core.errors import SettingsError
@@ -63,6 +70,7 @@ def test_models():
 
 LINK = {"bandwidth": 1e6, "latency": 0.0}
 FACTS = {"model": "m", "bandwidth": "b", "hosts": 2, "ranks": 2, "spare": True}
+FACTS |= {"command": "c", "date": "d", "load": "1.0"}
 FACTS |= {"link": LINK, "gathers": {"bandwidth": 5e5, "latency": 0.0}, "copy": 1e9}
 
 
@@ -73,8 +81,7 @@ def content(*rows, shapes=((1000, 1000), (1000,))):
         turns = [turn("horovod none", 5000.0), {**turn(name, step_ms), "backward_ms": 600.0}]
         row = network._row(name, turns, FACTS)
         found.append({**row, "model": "m", "bandwidth": "b", "choice": (choice or [None])[0]})
-    about = {"command": "c", "machine": "m", "date": "d", "load": "1.0"}
-    return {"about": about, "facts": [{**FACTS, "shapes": shapes}], "rows": found}
+    return {"machine": "this", "facts": [{**FACTS, "shapes": shapes}], "rows": found}
 
 
 def test_predictions_by_hand():
@@ -90,8 +97,9 @@ def test_predictions_by_hand():
     table = costs.load()
     found = network_check.check(told, table)
     steps = [one.step_ms for one in found]
-    # 4.004 MB at 1 MB/s there and back in halves; two tensors, the last one while nothing computes.
-    assert steps[0] == pytest.approx(400 + 300 + 4004, rel=1e-3)
+    # 4.004 MB at 1 MB/s there and back in halves, and packed and unpacked at 1 GB/s; two tensors,
+    # the last one while nothing computes.
+    assert steps[0] == pytest.approx(400 + 300 + 4004 + 8, rel=1e-4)
     assert steps[2] == steps[0]  # DDP: one small bucket, and one for all
     assert steps[1] == pytest.approx(400 + 600 / 2 + 2002, rel=0.03)  # and two casts
     speed = table.of("topk", "torch", "cpu").speed(1e9)
@@ -112,18 +120,67 @@ def test_the_page(tmp_path):
     network_page.write(page, told, costs.load())
     text = page.read_text()
     assert "| `auto`: `topk` | 1,000 | 1.50 (0.50 to 2.50) | 1.00 |" in text
-    assert "Measured by `c` on m, d; load when it began: 1.0." in text
+    assert "Measured on this, by\n\n- `c`, d; load before each part: 1.0\n" in text
+    assert "## More hosts" not in text
     assert "![" in text
     assert "(page.png)" in text
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert "| m | b | horovod none |" in text
+    assert "| m | 2 | b | horovod none |" in text
+
+
+def at(hosts, told):
+    """Return a run as if it had been one with so many hosts."""
+    return {
+        "machine": told["machine"],
+        **{key: [{**one, "hosts": hosts} for one in told[key]] for key in ("facts", "rows")},
+    }
+
+
+def test_the_page_of_several_hosts(tmp_path):
+    two = content(("horovod none", 5000.0), ("gradcomp sign", 900.0))
+    three = at(3, content(("horovod none", 7000.0), ("gradcomp topk", 1.0)))
+    told = network_content.together(two, three)
+    for row in told["rows"]:
+        row.update(iface_mb_per_step=1.0)
+    page = tmp_path / "page.md"
+    network_page.write(page, told, costs.load())
+    heads, _, *lines = page.read_text().partition("## More hosts")[2].splitlines()[7:11]
+    assert heads == "| system | 2 hosts, ms | predicted | 3 hosts, ms | predicted |"
+    assert [line.split(" | ")[:2] for line in lines] == [
+        ["| no exchange", "1,000"],
+        ["| horovod none", "5,000"],
+    ]
+    assert lines[1].split(" | ")[3] == "6,000"
+
+
+def test_added_rows_replace_those_of_the_same_part():
+    old, new = content(("ddp", 1.0)), content(("ddp", 2.0))
+    both = network_content.together(at(3, old), new)
+    assert [(row["hosts"], row["step_ms"]) for row in both["rows"]] == [
+        *((3, 1000.0), (3, 1.0)),
+        *((2, 1000.0), (2, 2.0)),
+    ]
+    assert network_content.together(old, new) == new
+    assert len(network_content.parts(both["rows"])) == 2
+    with pytest.raises(SettingsError, match="rows of this machine, not of another"):
+        network_content.together({**old, "machine": "another"}, new)
+
+
+def test_exchanges_are_those_that_a_codec_has():
+    found = network._ours(["sign", "acp", "auto"], ["allgather", "two_phase"])
+    names = ["sign over allgather", "sign over two_phase", "acp", "auto"]
+    assert found == [f"gradcomp {name}" for name in names]
+    assert network._ours(["sign"], ["auto"]) == ["gradcomp sign"]
+    told = content(*((f"gradcomp sign over {name}", 1.0) for name in ("allgather", "two_phase")))
+    one, other = network_check.check(told, costs.load())
+    assert (one.cost.exchange, other.cost.exchange) == ("allgather", "two_phase")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}"])
 def test_other_files_are_refused(text, tmp_path):
     (tmp_path / "rows.json").write_text(text)
     with pytest.raises(SettingsError, match=r"rows\.json"):
-        network._read(tmp_path / "rows.json")
+        network_content.read(tmp_path / "rows.json")
 
 
 def bench(folder, *args):
@@ -143,6 +200,9 @@ def bench(folder, *args):
         (("--bandwidth", "1gbit,fast"), "--bandwidth 'fast'"),
         (("--model", "big"), "mlp12x1024"),
         (("--codec", "tokp"), "did you mean 'topk'"),
+        (("--hosts", "2,one"), "--hosts 2,one"),
+        (("--exchange", "ring"), "--exchange ring"),
+        (("--add",), "--add without --json"),
     ],
 )
 def test_errors_of_use(args, message, tmp_path):
