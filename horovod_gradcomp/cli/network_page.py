@@ -35,8 +35,9 @@ _SCALING = """\
 
 ## More hosts
 
-The ranks of all hosts share {machine}, so computing takes longer with each. "predicted" is what
-the cost model below says for the step.
+The ranks of all hosts share {machine}, so computing takes longer with each, and where there are
+more ranks than processors, those that wait keep others from running. "ms" is the median of a step,
+"predicted" what the cost model below says.
 
 """
 

@@ -183,6 +183,7 @@ def facts(system: System) -> dict[str, Any]:
     return {
         "ranks": hvd.size(),
         "spare": (os.cpu_count() or 1) >= 2 * hvd.size(),  # hosts share this machine's processors
+        "crowded": (os.cpu_count() or 1) < hvd.size(),
         "link": vars(link),
         "gathers": vars(probe.gathers("gathers", link)),
         "short_gathers": vars(short),

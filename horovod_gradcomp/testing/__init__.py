@@ -45,7 +45,9 @@ def check_codec(codec: Codec | str, paths: Sequence[str] = frameworks.PATHS) -> 
                 _check(form, shapes, kind, paths)
 
 
-def roundtrip(codec: Codec | str, gradient: laws.Array, path: str = "torch") -> tuple[laws.Array, int]:
+def roundtrip(
+    codec: Codec | str, gradient: laws.Array, path: str = "torch"
+) -> tuple[laws.Array, int]:
     """Return what one rank's gradient becomes in one step, and the bytes that travel for it.
 
     Nothing is remembered between calls. A codec whose default memory keeps what is not sent

@@ -69,7 +69,7 @@ def test_models():
 
 
 LINK = {"bandwidth": 1e6, "latency": 0.0}
-FACTS = {"model": "m", "bandwidth": "b", "hosts": 2, "ranks": 2, "spare": True}
+FACTS = {"model": "m", "bandwidth": "b", "hosts": 2, "ranks": 2, "spare": True, "crowded": False}
 FACTS |= {"command": "c", "date": "d", "load": "1.0"}
 FACTS |= {"link": LINK, "gathers": {"bandwidth": 5e5, "latency": 0.0}, "copy": 1e9}
 
@@ -109,7 +109,11 @@ def test_predictions_by_hand():
     assert steps[4:] == [steps[3], steps[0]]  # what auto chose
     assert [one.near for one in found] == [True, False, True, True, True, True]
     assert round(found[0].ratio, 2) == 0.94
-    assert network_check.summary(found).startswith("5 of 6 predictions (83 %) are within 20 %")
+    said = "5 of 6 predictions (83 %) with a processor for each rank are within 20 % of"
+    assert network_check.summary(found).startswith(said)
+    crowded = [one._replace(crowded=True) for one in found[:2]]
+    both = network_check.summary(found + crowded)
+    assert "rank and 1 of 2 predictions (50 %) with more ranks than processors are" in both
 
 
 def test_the_page(tmp_path):
