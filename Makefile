@@ -6,7 +6,7 @@ SHELL := bash
 .SILENT:
 .DEFAULT_GOAL := help
 .PHONY: help env demo demo-tensorflow demo-keras docs convergence test lint image-test gpu-check
-.PHONY: reproduce gpu-compile-check clean
+.PHONY: package-check reproduce gpu-compile-check clean
 
 # Settings, for the command line: make env PIP_ARGS='--index-url ...'
 PYTHON ?= $(shell for p in python3.11 python3; do if $$p -c '' 2>/dev/null; then echo $$p; break; fi; done)
@@ -28,7 +28,7 @@ IMAGE_ARGS ?=
 DEMO := examples/demo.py
 CONVERGENCE := examples/convergence.py
 TEST := -m pytest tests --durations=20
-SCRIPTS := docker/*.sh docker/image/*.sh tests/gpu/*.sh .ci/run
+SCRIPTS := docker/*.sh docker/image/*.sh tests/gpu/*.sh tests/packaging/*.sh .ci/run
 DOCKERFILES := docker/cpu.Dockerfile docker/nccl.Dockerfile
 KERNELS := $(wildcard horovod_gradcomp/native/*.[ch] horovod_gradcomp/native/*/*.[ch])
 
@@ -46,6 +46,7 @@ make convergence  train with every family on three tasks (QUICK=1: small, two mi
 make reproduce    measure again what the pages say (QUICK=1: short forms, which touch no page)
 make test         run the tests
 make lint         check format, style, types and shell scripts
+make package-check  build archive and wheel, and try them without frameworks and with each
 make image-test   build the CPU image with docker, podman or buildah, and check it inside
 make gpu-check    everything that needs a GPU: laws, two ranks, measurements (6 minutes)
 make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 minutes, 6 GB)
@@ -179,6 +180,9 @@ lint: env
 	hadolint $(DOCKERFILES)
 	check-jsonschema --quiet --builtin-schema vendor.compose-spec docker/compose.yaml docker/compose.gpu.yaml
 	check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+
+package-check:
+	PIP_ARGS='$(PIP_ARGS)' PYTHON='$(PYTHON)' tests/packaging/check.sh
 
 image-test:
 	docker/build_local.sh $(if $(PIP_ARGS),--pip-args '$(PIP_ARGS)') $(IMAGE_ARGS)
