@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -193,3 +194,31 @@ def test_errors_of_use(args: tuple[str, ...], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SLOW = """
+import sys, time, typer
+from horovod_gradcomp.cli import main
+
+def wait(app):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    finally:
+        print("cleaned up", flush=True)
+
+typer.Typer.__call__ = wait
+main.main()
+"""
+
+
+def test_a_terminated_command_cleans_up() -> None:
+    process = subprocess.Popen([sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (said, process.returncode) == ("cleaned up\n", 128 + signal.SIGTERM)

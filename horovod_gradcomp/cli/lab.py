@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -50,7 +49,6 @@ def lab(
         latency=units.duration(latency, "--latency"),
         slow=dict(_slow(text) for text in slow_host or ()),
     )
-    signal.signal(signal.SIGTERM, _terminated)  # so that the hosts are taken away
     console = Console(stderr=True)
     with cluster:
         rate = units.show_rate(units.bandwidth(bandwidth, "--bandwidth"))
@@ -73,10 +71,6 @@ def _slow(text: str) -> tuple[int, float]:
             explain(got=f"--slow-host {text!r}", expected="host and bandwidth, as in 1:100mbit")
         )
     return int(host), units.bandwidth(rate, "--slow-host")
-
-
-def _terminated(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _table(cluster: Cluster, moved: Sequence[Traffic], seconds: float) -> Table:

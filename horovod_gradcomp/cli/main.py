@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> None:
-    """Run the command line; errors of use end with a message and exit code 2."""
+    """Run the command line; errors of use end with a message and exit code 2.
+
+    A command that is terminated takes its ranks and networks away first, as after Ctrl-C.
+    """
     try:
         import typer
     except ImportError:
@@ -30,8 +34,13 @@ def main() -> None:
     app.command()(plot)
     app.add_typer(bench.app, name="bench")
     app.add_typer(docs.app, name="docs")
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         app()
     except (GradCompError, OSError) as error:  # OSError: a file that cannot be written
         typer.echo(f"gradcomp: {error}", err=True)
         sys.exit(2)
+
+
+def _terminated(*_: object) -> None:
+    raise SystemExit(128 + signal.SIGTERM)
