@@ -4,7 +4,9 @@
 
 Two nets of the convergence runs are trained uncompressed for some steps by one process. Then the
 gradient of each weight matrix and kernel is sent through every codec, at several settings. Errors
-of a single step: what a memory gives back in later ones is not in this picture.
+of a single, first step: what a memory gives back later, and bases that ``acp``, ``tucker`` and
+``powersgd`` improve from step to step, are not in this picture. A batch of 16 makes gradients of
+fully connected layers of rank 16 at most, which 16 columns hold without an error.
 """
 
 from __future__ import annotations
@@ -25,19 +27,22 @@ from rich.progress import track
 from horovod_gradcomp.testing import roundtrip
 
 FAMILIES: dict[str, list[str]] = {
-    "casts": ["fp16", "fp8"],
+    "casts": ["fp16", "bf16", "fp8"],
     "linear": [f"linear:bits={bits}" for bits in (8, 6, 4, 3, 2)],
     "logarithmic": [f"logarithmic:bits={bits}" for bits in (8, 6, 4)],
     "qsgd": [f"qsgd:bits={bits}" for bits in (8, 6, 4, 2)],
     "natural, terngrad": ["natural", "terngrad"],
     "sign, onebit": ["onebit", "sign"],
     "topk": [f"topk:ratio={ratio}" for ratio in (0.3, 0.1, 0.03, 0.01, 0.001)],
+    "threshold": [f"threshold:value={value}" for value in (0.001, 0.003, 0.01)],
+    "dgc": ["dgc:ratio=0.01", "dgc:ratio=0.001"],
     "topk+linear": [f"topk:ratio={ratio}+linear:bits=8" for ratio in (0.1, 0.03, 0.01, 0.001)],
     "randomk": [f"randomk:ratio={ratio}" for ratio in (0.3, 0.1, 0.03, 0.01)],
+    "bernoulli, cltk": ["bernoulli:p=0.1", "cltk:ratio=0.1", "cltk:ratio=0.01"],
     "acp": [f"acp:rank={rank}" for rank in (16, 4, 1)],
     "powersgd": [f"powersgd:rank={rank}" for rank in (16, 4, 1)],
     "svd": [f"svd:rank={rank}" for rank in (16, 4, 1)],
-    "tucker": [f"tucker:rank={rank}" for rank in (16, 4, 1)],
+    "tucker": [f"tucker:ranks={rank}" for rank in (16, 4, 1)],
 }
 """By label in the picture: settings that are joined by a line, most bytes first."""
 
@@ -92,6 +97,7 @@ def main(
             for form, (share, error) in zip(forms, points):
                 print(f"{name:10} {form:32} bytes {share:.4f} error {error:.4f}")
         axes.set(xscale="log", yscale="log", title=f"{name}, gradient after {steps} steps")
+        axes.set_ylim(1e-4, 1.6)
         axes.set_xlabel("bytes sent, of those of float32")
         axes.grid(alpha=0.3, which="both")
     panels[0][0].set_ylabel("error of one step, of the gradient's norm")
