@@ -162,25 +162,6 @@ FIGURES = (
         root=True,
     ),
     Figure(
-        "network-models",
-        "docs/benchmarks.md",
-        f"{NETWORK} --bandwidth 1gbit --model vgg16-small,lstm,transformer --rounds 3 --add "
-        "--json docs/benchmarks.json --docs docs/benchmarks.md --check",
-        f"{NETWORK} --bandwidth 1gbit --model transformer --rounds 1 --codec topk --add "
-        f"--json {QUICK}/network.json --check",
-        root=True,
-    ),
-    Figure(
-        "network-hosts",
-        "docs/benchmarks.md",
-        f"{NETWORK} --bandwidth 500mbit --hosts 3,4 --exchange allgather,two_phase "
-        "--codec linear:bits=4 --codec sign --codec topk --codec acp --rounds 3 --add "
-        "--json docs/benchmarks.json --docs docs/benchmarks.md --check",
-        f"{NETWORK} --bandwidth 500mbit --hosts 3 --exchange allgather,two_phase "
-        f"--model mlp4x256 --codec sign --rounds 1 --add --json {QUICK}/network.json --check",
-        root=True,
-    ),
-    Figure(
         "time-to-accuracy",
         "docs/choosing.md",
         f"{LAB} 100mbit -- python examples/time_to_accuracy.py --compression dense "
