@@ -14,7 +14,8 @@ from . import hierarchical, twophase
 from .codec import Codec, Combine
 from .errors import SettingsError, explain
 from .guard import Guard
-from .memory import MEMORIES, Memory
+from .memories import MEMORIES
+from .memory import Memory
 from .options import Options
 from .projection import Composable
 from .schedule import Phase, Ramp, at, describe, parse_ramp
