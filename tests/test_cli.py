@@ -23,7 +23,7 @@ from horovod_gradcomp.codecs import REGISTRY
 from horovod_gradcomp.codecs.linear import Linear
 from horovod_gradcomp.core.codec import Encoded
 from horovod_gradcomp.core.errors import SettingsError
-from horovod_gradcomp.core.settings import split
+from horovod_gradcomp.core.stringform import split
 
 ROW = {
     "codec": str,

@@ -11,7 +11,9 @@ from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import hierarchical, twophase
 from horovod_gradcomp.core.errors import ExchangeError, SettingsError
 from horovod_gradcomp.core.hierarchical import Nodes, arrange
-from horovod_gradcomp.core.memory import EF21, Momentum, NoMemory, Residual
+from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.momentum import Momentum
+from horovod_gradcomp.core.reference import EF21
 from horovod_gradcomp.core.route import Team, route
 from horovod_gradcomp.core.settings import make
 from tests import lockstep, table

@@ -1,23 +1,19 @@
 """Memories: pure, in float32, and what a codec leaves comes back."""
 
 import dataclasses
+import importlib
 import inspect
+import pkgutil
 
 import numpy as np
 import pytest
 
-from horovod_gradcomp import SettingsError
+from horovod_gradcomp import SettingsError, core
 from horovod_gradcomp.codecs import build
-from horovod_gradcomp.core.memory import (
-    EF21,
-    MEMORIES,
-    Differential,
-    Done,
-    Memory,
-    Momentum,
-    NoMemory,
-    Residual,
-)
+from horovod_gradcomp.core.memories import MEMORIES
+from horovod_gradcomp.core.memory import Done, Memory, NoMemory, Residual
+from horovod_gradcomp.core.momentum import Momentum
+from horovod_gradcomp.core.reference import EF21, Differential
 from horovod_gradcomp.core.settings import make
 from horovod_gradcomp.testing import frameworks
 from tests import checks, lockstep, table
@@ -131,14 +127,13 @@ def test_only_biased_codecs_may_have_a_residual():
 
 
 def test_every_memory_is_registered():
-    import horovod_gradcomp.core.memory as module
-
-    own = [
+    own = {
         cls
-        for cls in vars(module).values()
+        for found in pkgutil.iter_modules(core.__path__)
+        for cls in vars(importlib.import_module(f"{core.__name__}.{found.name}")).values()
         if inspect.isclass(cls) and issubclass(cls, Memory) and cls is not Memory
-    ]
-    assert set(own) == set(MEMORIES.values())
+    }
+    assert own == set(MEMORIES.values())
     for cls in own:
         assert cls() == cls()
         assert dataclasses.is_dataclass(cls)

@@ -10,7 +10,8 @@ from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import schedule
 from horovod_gradcomp.core.memory import NoMemory, Residual
 from horovod_gradcomp.core.schedule import Ramp
-from horovod_gradcomp.core.settings import compose, make, split
+from horovod_gradcomp.core.settings import compose, make
+from horovod_gradcomp.core.stringform import split
 
 
 def at_steps(settings, key="ratio"):

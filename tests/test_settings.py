@@ -11,9 +11,12 @@ import pytest
 
 from horovod_gradcomp import GradCompError, SettingsError
 from horovod_gradcomp.codecs import REGISTRY, build, name_of
-from horovod_gradcomp.core.memory import MEMORIES, NoMemory, Residual
+from horovod_gradcomp.core.memories import MEMORIES
+from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.namespace import signature
 from horovod_gradcomp.core.options import Options
-from horovod_gradcomp.core.settings import assemble, make, parse_codec, signature, split
+from horovod_gradcomp.core.settings import assemble, make, parse_codec
+from horovod_gradcomp.core.stringform import split
 from tests import table
 
 FRACTION = [

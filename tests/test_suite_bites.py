@@ -21,7 +21,9 @@ from horovod_gradcomp.codecs.topk import TopK
 from horovod_gradcomp.core import exchange, select
 from horovod_gradcomp.core.codec import Bias, Encoded
 from horovod_gradcomp.core.exchange import Carrier
-from horovod_gradcomp.core.memory import EF21, Momentum, NoMemory, Residual
+from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.momentum import Momentum
+from horovod_gradcomp.core.reference import EF21
 from horovod_gradcomp.testing import frameworks
 from tests import (
     checks,

@@ -7,7 +7,8 @@ import pytest
 
 from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import twophase
-from horovod_gradcomp.core.memory import Differential, NoMemory, Residual
+from horovod_gradcomp.core.memory import NoMemory, Residual
+from horovod_gradcomp.core.reference import Differential
 from horovod_gradcomp.core.route import Team, route
 from tests import lockstep, table
 

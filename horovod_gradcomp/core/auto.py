@@ -18,7 +18,8 @@ from .codec import Combine, check_range
 from .cost import pipeline
 from .errors import SettingsError, explain
 from .options import Options
-from .settings import Auto, Settings, assemble, make, parse_codec, split
+from .settings import Auto, Settings, assemble, make, parse_codec
+from .stringform import split
 
 CANDIDATES = (
     *("fp16", "linear", "qsgd:bits=8", "linear:bits=4"),

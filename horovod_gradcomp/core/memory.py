@@ -4,9 +4,10 @@ A memory wraps any codec whose bias allows it and is written once. It is pure: s
 and come out, and only the front ends hold them. They commit the new state after the exchange, for
 a whole step or not at all, so a step that a loss scaler drops leaves every memory as it was.
 
-There are two kinds. One adds what was not sent to the next gradient (``residual``, ``momentum``).
-The other keeps a *reference* on all ranks alike, and sends only the difference to it (``ef21``,
-``differential``).
+There are two kinds. One adds what was not sent to the next gradient (``residual``, here, and
+``momentum``, in :mod:`.momentum`). The other keeps a *reference* on all ranks alike, and sends only
+the difference to it (:mod:`.reference`). Here is what every memory must do, and the two that
+every exchange may need: forgetting, and plain error feedback. :mod:`.memories` has the table.
 """
 
 from __future__ import annotations
@@ -15,15 +16,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Callable, ClassVar, NamedTuple
 
-from .codec import (
-    Codec,
-    Tensor,
-    check_choice,
-    check_count,
-    check_fraction,
-    check_range,
-    is_one,
-)
+from .codec import Codec, Tensor, check_fraction, is_one
 from .errors import SettingsError, explain
 
 
@@ -173,7 +166,7 @@ class NoMemory(Memory):
         gain: Any = 1.0,
         note: Tensor | None = None,
     ) -> Tensor:
-        return _scaled(xp, grad, gain, out)
+        return scaled(xp, grad, gain, out)
 
     def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
         return ()
@@ -215,210 +208,27 @@ class Residual(Memory):
         gain: Any = 1.0,
         note: Tensor | None = None,
     ) -> Tensor:
-        return _sum(xp, grad, gain, state[0], self.decay, out)
+        return scaled_sum(xp, grad, gain, state[0], self.decay, out)
 
     def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
         return (done.error,)
 
     def check(self, codec: Codec) -> None:
         super().check(codec)
-        _refuse_noise("residual", codec)
+        refuse_noise("residual", codec)
 
 
-@dataclass(frozen=True)
-class Momentum(Memory):
-    """Momentum correction: momentum is gathered by each rank, before anything is left out.
-
-    ``u' = m u + g; v' = v + u'; send Q(v')``; ``v`` keeps what was not sent. With ``masking`` u is
-    cleared where a value was sent, so that old momentum does not push further what has just been
-    moved. With ``nesterov``: ``u' = m (u + g); v' = v + u' + g``.
-
-    It takes the place of the optimizer's own momentum, which must then be 0: momentum of the
-    sparse sums would count old gradients as new ones. Masking needs a codec that keeps elements
-    (``topk``, ``randomk``, ...); with others u is never cleared.
-
-    Args:
-        m: Momentum, 0 <= m < 1.
-        nesterov: Whether to look one step ahead.
-        masking: Whether to clear u where a value was sent.
-
-    Reference:
-        Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", ICLR 2018, arXiv:1712.01887.
-    """
-
-    slots: ClassVar[tuple[str, ...]] = ("momentum", "residual")
-    notes: ClassVar[bool] = True
-    is_momentum: ClassVar[bool] = True
-
-    m: float = 0.9
-    nesterov: bool = False
-    masking: bool = True
-
-    def __post_init__(self) -> None:
-        check_range("momentum", "m", self.m, 0.0, 1.0 - 2.0**-20)
-        check_choice("momentum", "nesterov", self.nesterov, (True, False))
-        check_choice("momentum", "masking", self.masking, (True, False))
-
-    def note(self, xp: Any, grad: Tensor, state: tuple[Tensor, ...], gain: Any, out: Any) -> Tensor:
-        if self.nesterov:
-            return xp.scale_(xp.add_(_scaled(xp, grad, gain, out), state[0]), self.m)
-        return _sum(xp, grad, gain, state[0], self.m, out)
-
-    def compensate(
-        self,
-        xp: Any,
-        grad: Tensor,
-        state: tuple[Tensor, ...],
-        out: Any,
-        *,
-        gain: Any = 1.0,
-        note: Tensor | None = None,
-    ) -> Tensor:
-        if self.nesterov:
-            return xp.add_(xp.add_(_scaled(xp, grad, gain, out), note), state[1])
-        return xp.add_(xp.to_float32(note, out), state[1])
-
-    def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
-        speed = done.note
-        if self.masking and done.kept is not None:
-            where, inside = done.kept
-            gone = xp.take(speed, where)
-            gone = gone if inside is None else xp.where(inside, gone, 0.0)
-            speed = xp.add_at_(speed, where, xp.sub(xp.zeros_like(gone), gone))
-        return speed, done.error
-
-    def check(self, codec: Codec) -> None:
-        super().check(codec)
-        _refuse_noise("momentum", codec)
-
-
-@dataclass(frozen=True)
-class EF21(Memory):
-    """Send the difference to a reference that follows the gradient.
-
-    Each rank keeps its own reference ``h`` and all keep the mean ``H`` of them:
-    ``send Q(g - h); h' = h + Q(g - h)``, and the gradient is ``H' = H + mean(Q)``. Where gradients
-    change little from step to step the differences are small, and so is what a codec loses of them.
-
-    Nothing that was left out is added later, so the books of :class:`Residual` do not apply; the
-    gradient itself is followed more and more closely. State is twice the size of the gradients.
-
-    Reference:
-        Richtarik, Sokolov, Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically
-        Faster Error Feedback", NeurIPS 2021, arXiv:2106.05203.
-    """
-
-    slots: ClassVar[tuple[str, ...]] = ("own", "mean")
-    notes: ClassVar[bool] = True
-    references: ClassVar[bool] = True
-
-    def note(self, xp: Any, grad: Tensor, state: tuple[Tensor, ...], gain: Any, out: Any) -> Tensor:
-        return _scaled(xp, grad, gain, out)
-
-    def compensate(
-        self,
-        xp: Any,
-        grad: Tensor,
-        state: tuple[Tensor, ...],
-        out: Any,
-        *,
-        gain: Any = 1.0,
-        note: Tensor | None = None,
-    ) -> Tensor:
-        return xp.sub_(xp.to_float32(note, out), state[0])
-
-    def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
-        # h + Q(g - h) is the gradient less the error.
-        return xp.sub_(done.note, done.error), xp.add(state[1], done.mean)
-
-    def reduced(self, xp: Any, mean: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        return xp.add(state[1], mean)
-
-    def check(self, codec: Codec) -> None:
-        super().check(codec)
-        _refuse_noise("ef21", codec)
-
-
-@dataclass(frozen=True)
-class Differential(EF21):
-    """As :class:`EF21`, with references that follow at a rate; DIANA with an unbiased codec.
-
-    ``send Q(g - h); h' = h + alpha Q(g - h); H' = H + alpha mean(Q)``, and the gradient is
-    ``H + mean(Q)``.
-
-    Every ``refresh_every`` steps the gradient itself is sent, as float16 (beyond 65504 it is cut),
-    and takes the place of all references: what sums have lost to rounding goes no further, and
-    references that have gone astray are put right.
-
-    Args:
-        alpha: 0 < alpha <= 1: how fast references follow; 1 suits codecs that are contractions,
-            ``1 / (1 + w)`` unbiased ones whose variance is w times the squared input.
-        refresh_every: Steps from one full gradient to the next; 0 for never.
-
-    Reference:
-        Mishchenko, Gorbunov, Takac, Richtarik, "Distributed Learning with Compressed Gradient
-        Differences", arXiv:1901.09269.
-    """
-
-    alpha: float = 1.0
-    refresh_every: int = 100
-
-    def __post_init__(self) -> None:
-        check_fraction("differential", "alpha", self.alpha)
-        check_count("differential", "refresh_every", self.refresh_every, minimum=0)
-
-    @property
-    def rate(self) -> float:
-        return self.alpha
-
-    @property
-    def may_refresh(self) -> bool:
-        return self.refresh_every > 0
-
-    def refreshes(self, step: Any, all_of: Callable[..., Any] = all) -> Any:
-        return self.may_refresh and all_of([step % self.refresh_every == 0, step > 0])
-
-    def update(self, xp: Any, state: tuple[Tensor, ...], done: Done) -> tuple[Tensor, ...]:
-        if self.alpha == 1 or done.refreshed:
-            return super().update(xp, state, done)
-        moved = xp.sub_(xp.sub_(done.note, done.error), state[0])
-        own = xp.add_(xp.scale_(moved, self.alpha), state[0])
-        return own, xp.add_scaled(state[1], done.mean, self.alpha, None)
-
-    def check(self, codec: Codec) -> None:
-        Memory.check(self, codec)
-        if not codec.feeds_back and self.alpha == 1:
-            raise SettingsError(
-                explain(
-                    got=f"alpha=1 with the unbiased or noisy codec '{codec.describe()}'",
-                    expected="alpha below 1",
-                    why="its noise may be larger than the difference, and a "
-                    "reference that takes all of it runs away",
-                    do="set alpha, as in memory='differential:alpha=0.1'",
-                )
-            )
-
-
-MEMORIES: dict[str, type[Memory]] = {
-    "none": NoMemory,
-    "residual": Residual,
-    "momentum": Momentum,
-    "differential": Differential,
-    "ef21": EF21,
-}
-"""Name, as in ``memory=`` and in string forms, to class."""
-
-
-def _scaled(xp: Any, grad: Tensor, gain: Any, out: Any) -> Tensor:
+def scaled(xp: Any, grad: Tensor, gain: Any, out: Any) -> Tensor:
+    """Return ``gain * grad`` as float32, in ``out`` where that is given."""
     made = xp.to_float32(grad, out)
     return made if is_one(gain) else xp.scale_(made, gain)
 
 
-def _sum(xp: Any, grad: Tensor, gain: Any, held: Tensor, factor: float, out: Any) -> Tensor:
+def scaled_sum(xp: Any, grad: Tensor, gain: Any, held: Tensor, factor: float, out: Any) -> Tensor:
     """Return ``gain * grad + factor * held``, without storage beside ``out``."""
     if is_one(gain):
         return xp.add_scaled(grad, held, factor, out)
-    made = _scaled(xp, grad, gain, out)
+    made = scaled(xp, grad, gain, out)
     if factor == 1:
         return xp.add_(made, held)
 
@@ -429,7 +239,13 @@ def _sum(xp: Any, grad: Tensor, gain: Any, held: Tensor, factor: float, out: Any
     return xp.reshape(xp.map_rows(one, [flat, other], [flat])[0], made.shape)
 
 
-def _refuse_noise(name: str, codec: Codec) -> None:
+def refuse_noise(name: str, codec: Codec) -> None:
+    """Raise :class:`SettingsError` if a memory cannot feed a codec's error back.
+
+    Args:
+        name: Of the memory, as in :data:`.memories.MEMORIES`.
+        codec: What it is to enclose.
+    """
     if not codec.feeds_back:
         raise SettingsError(
             explain(

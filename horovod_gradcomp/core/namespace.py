@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Any, Callable
 
 from ..codecs import REGISTRY
+from .codec import Codec
 from .errors import SettingsError, explain
 from .guard import guarded
 from .options import Options
-from .settings import make, signature, split
+from .settings import make
+from .stringform import split
 
 BUDGET = 5.0
 """Seconds that ``auto`` may try candidates, by default."""
@@ -227,3 +229,18 @@ class Namespace:
                 )
             )
         return given
+
+
+def signature(cls: type[Codec], extra: Sequence[str] = ()) -> inspect.Signature:
+    """Return the keyword signature of ``Compression.<name>`` for help and editors."""
+    parameters = [
+        inspect.Parameter(
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+        )
+        for owner in (cls, Options)
+        for f in sorted(dataclasses.fields(owner), key=lambda f: f.name == "then")
+    ]
+    parameters += [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra
+    ]
+    return inspect.Signature(parameters)

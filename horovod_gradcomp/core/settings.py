@@ -1,10 +1,9 @@
-"""From what a user writes to checked objects: keywords, string forms, defaults."""
+"""From names and keywords to checked objects that fit one another: codecs, a memory, options."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +13,12 @@ from . import hierarchical, twophase
 from .codec import Codec, Combine
 from .errors import SettingsError, explain
 from .guard import Guard
-from .memory import MEMORIES, Memory
+from .memories import MEMORIES
+from .memory import Memory
 from .options import Options
 from .projection import Composable
-from .schedule import Phase, Ramp, at, describe, parse_ramp
+from .schedule import Phase, Ramp, at, describe
+from .stringform import split
 
 
 @dataclass(frozen=True)
@@ -241,43 +242,6 @@ def parse_codec(text: str) -> Codec:
     return codec
 
 
-def split(text: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the keywords of a string form, values turned into numbers.
-
-    What follows a ``+`` becomes the keyword ``then``.
-    """
-    if not isinstance(text, str):
-        raise SettingsError(explain(got=repr(text), expected="a string such as 'topk:ratio=0.01'"))
-    text, *inner = re.split(r"\+(?=\s*[A-Za-z_])", text, maxsplit=1)  # not in 1e+5
-    name, _, rest = text.strip().partition(":")
-    settings: dict[str, Any] = {"then": inner[0].strip()} if inner else {}
-    for item in filter(None, (part.strip() for part in rest.split(","))):
-        key, equals, value = item.partition("=")
-        if not equals:
-            raise SettingsError(
-                f"{name}: " + explain(got=repr(item), expected="key=value", do=f"see {text!r}")
-            )
-        if key.strip() in settings:
-            raise SettingsError(f"{name}: " + explain(got=f"{key} twice", expected="it once"))
-        settings[key.strip()] = _value(value.strip())
-    return name.strip(), settings
-
-
-def signature(cls: type[Codec], extra: Sequence[str] = ()) -> inspect.Signature:
-    """Return the keyword signature of ``Compression.<name>`` for help and editors."""
-    parameters = [
-        inspect.Parameter(
-            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
-        )
-        for owner in (cls, Options)
-        for f in sorted(dataclasses.fields(owner), key=lambda f: f.name == "then")
-    ]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in extra
-    ]
-    return inspect.Signature(parameters)
-
-
 def _memory(value: str | Memory) -> Memory:
     if isinstance(value, Memory):
         return value
@@ -326,18 +290,4 @@ def _unknown(what: str, name: str, allowed: list[str]) -> str:
         got=f"{what} {name!r}",
         expected=f"one of {', '.join(allowed)}" if allowed else "none",
         do=f"did you mean {close[0]!r}?" if close else "",
-    )
-
-
-def _value(text: str) -> Any:
-    moving = parse_ramp(text)
-    if moving is not None:
-        return moving
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return {"True": True, "true": True, "False": False, "false": False, "None": None}.get(
-        text, text
     )

@@ -7,8 +7,7 @@ shares the traced reduction of two models of equal shapes that are given the sam
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -16,17 +15,14 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.tensorflow.compression import Compressor as HorovodCompressor
 
-from ..core import fit, policy
 from ..core.errors import BindingError, SettingsError, explain
 from ..core.namespace import Namespace
 from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import calls, refusals
-from .names import Names
-from .outside import outside
-from .scaling import LossScale
+from .binding import Binding
 from .state import Manifest
-from .steps import Plan, Step, Steps, dense
+from .steps import Step, Steps
 from .telemetry import Telemetry
 from .unit import Sent, Unit
 
@@ -37,16 +33,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 def _as_written(function: F) -> F:
     """Keep autograph, which Horovod leaves on, out of a function."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))
-
-
-class _Book:
-    """What is no state: kept from ``tf.Module``, which looks into every container it is given."""
-
-    def __init__(self, loss_scale: Any) -> None:
-        self.names = Names()
-        self.steps = Steps()
-        self.said: set[str] = set()
-        self.loss_scale = None if loss_scale is None else LossScale(loss_scale)
 
 
 @dataclass(frozen=True)
@@ -81,34 +67,12 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
     """
 
     def __init__(self, settings: Settings, loss_scale: Any = None) -> None:
-        if not isinstance(settings, Settings):
-            raise SettingsError(
-                explain(
-                    got=repr(settings),
-                    expected="settings",
-                    do="make compressors with Compression.topk(...), Compression.from_string(...)",
-                )
-            )
-        if settings.options.exchange in ("two_phase", "hierarchical"):
-            raise SettingsError(
-                explain(
-                    got=f"exchange={settings.options.exchange!r}",
-                    expected="'auto' or 'allgather'",
-                    why="only the torch front end has it so far",
-                )
-            )
-        if settings.guard is not None:
-            raise SettingsError(
-                explain(
-                    got="Compression.guarded in TensorFlow",
-                    expected="it in PyTorch",
-                    why="a graph does not measure what it sends so far",
-                )
-            )
+        refusals.unfit_settings(settings)
         super().__init__(name="compressor")
         self._settings = settings
         self._units: dict[str, Unit] = {}
-        self._book = _Book(loss_scale)
+        self._binding = Binding(settings, self._units, loss_scale)
+        self._steps = Steps()
         self._manifest = Manifest(settings)
 
     # The slot ------------------------------------------------------------------------------------
@@ -134,7 +98,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         call = calls.find(tensor)
         if call is None:
             return self._dense(tensor)
-        step = self._book.steps.find(call, self._plan)
+        step = self._steps.find(call, self._binding.plan)
         place = step.place(call)
         tensor = step.gated(tensor)
         if not isinstance(call.variables[place], tf.Variable):
@@ -184,7 +148,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
             other = other._instance()
         if not isinstance(other, Compressor):
             return NotImplemented
-        if other._book.loss_scale is not None:
+        if other._binding.loss_scale is not None:
             raise SettingsError(
                 explain(got="a loss_scale after '+'", expected="it before '+', with the memory")
             )
@@ -193,7 +157,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
                 explain(got="a compressor in use before '+'", expected="compressors just made")
             )
         made = Compressor(compose(self._settings, other._settings))
-        made._book.loss_scale = self._book.loss_scale
+        made._binding.loss_scale = self._binding.loss_scale
         return made
 
     # Binding -------------------------------------------------------------------------------------
@@ -216,77 +180,20 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         for variable in found:
             if not isinstance(variable, tf.Variable):
                 raise refusals.unbuilt(variable)
-        self._book.names.meet(found, [getattr(v, "path", v.name) for v in given])
-        for variable in found:
-            if self._chosen(variable) is not None:
-                self._unit(variable)
-        self._doubt(found, optimizer)
+        self._binding.meet(found, [getattr(v, "path", v.name) for v in given])
+        self._binding.doubt(found, optimizer)
         return self
-
-    def _plan(self, call: calls.Call) -> Plan:
-        """Say what is to be done in a step that has just begun."""
-        names = self._book.names
-        names.meet(call.variables, call.names)
-        units: list[Unit | None] = []
-        for variable, grad in zip(call.variables, call.grads):
-            known = isinstance(variable, tf.Variable) and dense(grad)
-            if known and self._chosen(variable) is not None:
-                refusals.unfit_reduction(call.op)
-                units.append(self._unit(variable))
-            else:
-                units.append(None)
-        self._doubt(call.variables, calls.optimizer())
-        return Plan(
-            units,
-            list(map(names.label, call.variables)),
-            {**self._settings.facts(), "variables": names.describe(call.variables)},
-            self._book.loss_scale,
-        )
-
-    def _doubt(self, variables: Sequence[Any], optimizer: Any) -> None:
-        """Warn of what is known to go badly."""
-        paths = [self._book.names.path(v) for v in variables if isinstance(v, tf.Variable)]
-        doubts = fit.unused_rules(self._settings, paths)
-        if optimizer is not None:
-            groups = [fit.keras_group(outside(optimizer.get_config))]
-            doubts += [d for own in self._settings.every for d in fit.doubts(own, groups)]
-        for doubt in doubts:
-            self._say(doubt)
-
-    def _unit(self, variable: Any) -> Unit:
-        name, settings = self._book.names.of(variable), self._chosen(variable)
-        assert settings is not None
-        if name not in self._units:
-            # Tracked where it is made, so that a restore that waits for it can take place there.
-            def make() -> None:
-                self._units[name] = Unit(name, variable, settings)
-
-            outside(make)
-        return self._units[name]
-
-    def _chosen(self, variable: Any) -> Settings | None:
-        shape = variable.shape
-        if not shape.is_fully_defined():
-            return None
-        path = self._book.names.path(variable)
-        return policy.choose(self._settings, path, tuple(shape.as_list()))
 
     def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Send a tensor of unknown origin as it is, which is always right."""
         if self._settings.memory.slots:
             raise refusals.unknown_tensor(tensor)
         if not self._settings.identity:
-            self._say(
+            self._binding.say(
                 "a tensor that is no gradient of a variable in Horovod's reduction is sent "
                 "uncompressed"
             )
         return _hand_on(tensor)
-
-    def _say(self, text: str) -> None:
-        """Warn, once."""
-        if text not in self._book.said:
-            self._book.said.add(text)
-            warnings.warn(f"horovod_gradcomp: {text}", stacklevel=4)
 
     def __hash__(self) -> int:
         # Horovod hashes its compressor while it wraps an optimizer, the one moment to refuse it.
@@ -335,7 +242,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         are None: a graph does not show them.
         """
         stats = Stats()
-        for record in self._book.steps.records.values():
+        for record in self._steps.records.values():
             record.add_to(stats)
         size = hvd.size() if hvd.is_initialized() else 1
         report = stats.report(size=size, settings=self._settings.describe())
@@ -349,7 +256,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         return f"Compressor({self._settings.describe()})"
 
     def __reduce__(self) -> Any:
-        if self._units or self._book.loss_scale is not None:
+        if self._units or self._binding.loss_scale is not None:
             raise refusals.copy_in_use()
         return Compressor, (self._settings,)
 
@@ -358,7 +265,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         if self._units:
             raise refusals.copy_in_use()
         made = Compressor(self._settings)
-        made._book.loss_scale = self._book.loss_scale
+        made._binding.loss_scale = self._binding.loss_scale
         return made
 
 
@@ -374,12 +281,5 @@ def _hand_on(tensor: Tensor) -> tuple[Tensor, Any]:
     return tensor, None
 
 
-_NO_AUTO = explain(
-    got="Compression.auto in TensorFlow",
-    expected="a codec",
-    why="a graph is traced once, with the codec in it, and a choice in the first steps would come "
-    "too late",
-    do="run 'gradcomp advise --measure' under horovodrun and name what it chooses",
-)
-Compression = Namespace(Compressor, ("loss_scale",), no_auto=_NO_AUTO)
+Compression = Namespace(Compressor, ("loss_scale",), no_auto=refusals.NO_AUTO)
 """``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""

@@ -133,7 +133,7 @@ class Reduction:
             grads = [g if g is None else tf.convert_to_tensor(g) for g in grads]
         scaled = scale is not None and isinstance(self.compression, Compressor)
         scaled = scaled and not self.compression._settings.identity
-        scaled = scaled and self.compression._book.loss_scale is None  # which is then told twice
+        scaled = scaled and self.compression._binding.loss_scale is None  # or it is told twice
         own = [g if i in states or not scaled else _divided(g, scale) for i, g in enumerate(grads)]
         reduced: list[Any] = []
         for i, grad in enumerate(own):

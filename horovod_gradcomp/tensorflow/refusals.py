@@ -16,7 +16,49 @@ from ..core.errors import (
     StateError,
     explain,
 )
+from ..core.settings import Settings
 from . import calls
+
+NO_AUTO = explain(
+    got="Compression.auto in TensorFlow",
+    expected="a codec",
+    why="a graph is traced once, with the codec in it, and a choice in the first steps would come "
+    "too late",
+    do="run 'gradcomp advise --measure' under horovodrun and name what it chooses",
+)
+"""Why there is no ``Compression.auto`` here."""
+
+
+def unfit_settings(settings: Any) -> None:
+    """Raise where a compressor of this front end could not follow its settings.
+
+    Raises:
+        SettingsError: They are no checked settings, or ask for what only the torch front end has.
+    """
+    if not isinstance(settings, Settings):
+        raise SettingsError(
+            explain(
+                got=repr(settings),
+                expected="settings",
+                do="make compressors with Compression.topk(...), Compression.from_string(...)",
+            )
+        )
+    if settings.options.exchange in ("two_phase", "hierarchical"):
+        raise SettingsError(
+            explain(
+                got=f"exchange={settings.options.exchange!r}",
+                expected="'auto' or 'allgather'",
+                why="only the torch front end has it so far",
+            )
+        )
+    if settings.guard is not None:
+        raise SettingsError(
+            explain(
+                got="Compression.guarded in TensorFlow",
+                expected="it in PyTorch",
+                why="a graph does not measure what it sends so far",
+            )
+        )
 
 
 def unfit_reduction(op: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 import horovod_gradcomp.codecs as codecs
 from horovod_gradcomp.core.codec import Bias, Codec, Combine
-from horovod_gradcomp.core.memory import MEMORIES, NoMemory, Residual
+from horovod_gradcomp.core.memories import MEMORIES
+from horovod_gradcomp.core.memory import NoMemory, Residual
 from horovod_gradcomp.core.settings import make as settings_of
 from horovod_gradcomp.testing import frameworks
 from tests import checks, table

@@ -178,7 +178,7 @@ def loss_scale():
     out["refused"] = [
         message(lambda: make("topk", loss_scale="auto")),
         message(lambda: make("topk") + make("linear", loss_scale=tf.Variable(1.0))),
-        message(lambda: make("topk", loss_scale=lambda: "2")._book.loss_scale.read()),
+        message(lambda: make("topk", loss_scale=lambda: "2")._binding.loss_scale.read()),
     ]
     return out
 
@@ -190,7 +190,7 @@ def loss_scale_optimizer():
 
     weights = [keras.Variable(w) for w in new_weights()]
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=256.0)
-    unbuilt = message(lambda: make("topk", loss_scale=optimizer)._book.loss_scale.read())
+    unbuilt = message(lambda: make("topk", loss_scale=optimizer)._binding.loss_scale.read())
     optimizer.build(weights)
     compression = make("topk", loss_scale=optimizer)
     inner = [w.value for w in weights]

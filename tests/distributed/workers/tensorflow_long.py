@@ -22,7 +22,7 @@ def look(compression: Compression) -> dict[str, int]:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "variables": len(compression.variables),
-        "records": len(compression._book.steps.records),
+        "records": len(compression._steps.records),
         "tensors": sum(isinstance(one, tf.Tensor) for one in gc.get_objects()),
         "blocks": sys.getallocatedblocks(),
         "resident": pages * os.sysconf("SC_PAGE_SIZE"),
