@@ -331,6 +331,8 @@ class Binding:
         self.remembers = any(unit.store.state for unit in self.units)
         if self.recorder is not None:
             self.recorder.follow(self.units)
+        for listener in self.meter.listeners if self.meter is not None else ():
+            listener.follow()
         self._past = Past(0, ())
         self._carriers = Carriers((), self.prefix, self.process_set)
 
