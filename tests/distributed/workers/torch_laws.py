@@ -17,6 +17,7 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
+from unittest import mock
 
 import horovod.torch as hvd
 import pytest
@@ -990,6 +991,39 @@ def frozen_on_one_rank_is_noticed() -> None:
         net.a.requires_grad_(False)
     with pytest.raises(ExchangeError, match="'a' frozen on some only"):
         reduce(net, optimizer, 1, skip={"a"} if hvd.rank() == 0 else set())
+
+
+@check("fp16", "fp16_alone", "randomk", "acp", "ramp_acp")
+def frozen_on_one_rank_of_what_horovod_adds_up(kind: str) -> None:
+    """It counts as zero there, and keeps its memory; what the others sent reaches all ranks."""
+    kinds = {**KINDS, "fp16_alone": Compression.fp16}
+    net, compression = Net(), kinds[kind](**SMALL)
+    optimizer = make(net, compression)
+    applied = true = 0.0
+    for step in range(5):
+        frozen = hvd.rank() == 0 and 0 < step < 4
+        net.kernel.requires_grad_(not frozen)
+        grads = reduce(net, optimizer, step, skip={"kernel"} if frozen else set())
+        same_everywhere(grads.values())
+        every = [wanted("kernel", net.kernel, step, rank).double() for rank in range(hvd.size())]
+        applied = applied + grads["kernel"].double()
+        true = true + sum(every[1 if 0 < step < 4 else 0 :]) / hvd.size()
+    same_everywhere(net.parameters())
+    off = (applied + total_residual(compression).get("kernel", 0.0) - true).abs().max()
+    limit = LIMITS["fp16"] if "fp16" in kind else 2e-6
+    assert off <= limit * true.abs().max(), f"books are off by {off:.2e}"
+
+
+@check("topk", "powersgd")
+def nobody_is_asked_whether_he_has_joined(kind: str) -> None:
+    """An odd number of ranks has a mean that one of them could have sent alone."""
+    net, compression = Net(), KINDS[kind](**SMALL)
+    optimizer = make(net, compression)
+    with mock.patch.object(hvd, "allgather_async", wraps=hvd.allgather_async) as gathers:
+        for step in range(3):
+            reduce(net, optimizer, step)
+    names = [call.kwargs["name"] for call in gathers.call_args_list]
+    assert not [name for name in names if name.endswith(".probe")], names
 
 
 @check()
