@@ -261,6 +261,25 @@ def test_own_process_set_is_accepted():
         assert Carrier(ranks).factor(values.tolist(), "w") == float(len(ranks))
 
 
+def test_all_ranks_do_not_look_as_if_some_had_joined():
+    """The mean of an odd number of ranks has the count and the rank of the middle one alone."""
+    for size in range(1, 130):
+        mean = rows(range(size)).astype(np.float64).mean(0)
+        assert Carrier(range(size)).joined(mean.tolist()) is None, size
+        assert Carrier(range(size)).joined((mean * size).tolist()) is None, size
+    ranks = [0, 2, 4]
+    assert Carrier(ranks).joined(rows(ranks).mean(0).tolist()) is None
+
+
+def test_some_ranks_that_have_joined_show():
+    for size in (2, 3, 5, 8, 41):
+        for present in ([0], [size // 2], [size - 1], list(range(size - 1)), list(range(1, size))):
+            total = checks.ring_sum(rows(present))
+            assert Carrier(range(size)).joined(total.tolist()) == size, (size, present)
+            mean = total * np.float32(1 / size)
+            assert Carrier(range(size)).joined(mean.tolist()) == 1, (size, present)
+
+
 def test_wrong_lengths_and_bad_values_are_refused():
     carrier = Carrier(range(2))
     good = (checks.ring_sum(rows(range(2))) / 2).tolist()

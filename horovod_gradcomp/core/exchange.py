@@ -357,10 +357,14 @@ class Carrier:
         """
         size = len(self._ranks)
         for factor in (1.0, float(size)):  # Average and Sum
-            present, ranks = (value * size / factor for value in values[:2])
-            whole = round(present)
-            near = abs(present - whole) < 1e-3 and abs(ranks - round(ranks)) < 1e-3 * size
-            if near and 0 < whole < size and whole <= ranks <= whole * size:
+            present, ranks, word = (value * size / factor for value in values[: self.WIDTH])
+            count, places = round(present), round(ranks)
+            near = abs(present - count) < 1e-3 and abs(ranks - places) < 1e-3 * size
+            if not near or not 0 < count < size or not count <= places <= count * size:
+                continue
+            # A mean over an odd number of ranks looks like the sum of the middle one alone.
+            alone = self.row(places - 1)[2]
+            if count > 1 or abs(word - alone) <= _LINEAR * alone:
                 return factor
         return None
 

@@ -155,7 +155,7 @@ class Clock:
 
     def __init__(self, steps: int, bad: int, optimizer: str, settings: str) -> None:
         self._steps, self._bad = steps, bad
-        self._optimizer, self._settings = optimizer, settings
+        self._optimizer, self.settings = optimizer, settings
         self._begun = time.perf_counter()
 
     def since(self, steps: int) -> int:
@@ -182,7 +182,7 @@ class Clock:
             "optimizer": self._optimizer,
             "rank": rank,
             "world_size": size,
-            "settings": self._settings,
+            "settings": self.settings,
             "bad_steps": bad - self._bad,
             "telemetry_ms": _short(spent_ms),
         }

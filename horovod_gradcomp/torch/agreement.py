@@ -8,8 +8,10 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.common.exceptions import HorovodInternalError
 
 from ..core.agreement import check
+from ..core.errors import BindingError, explain
 
 
 def agree(
@@ -30,10 +32,24 @@ def agree(
 
     Raises:
         SettingsError: With every fact that differs, its values and their ranks.
+        BindingError: Some rank has joined already.
     """
     if len(ranks) < 2:
         return [dict(more)]
-    every = gathered([dict(facts), dict(more)], "gradcomp.settings", process_set)
+    try:
+        every = gathered([dict(facts), dict(more)], "gradcomp.settings", process_set)
+    except HorovodInternalError as error:
+        if "with Join" not in str(error):
+            raise
+        raise BindingError(
+            explain(
+                got="the first step while a rank has joined (hvd.join)",
+                expected="a first step of all ranks together",
+                why="in it they find out whether they are set alike, and Horovod gathers nothing "
+                "while one has joined",
+                do="give every rank at least one batch",
+            )
+        ) from error
     check({rank: one[0] for rank, one in zip(ranks, every)})
     return [one[1] for one in every]
 

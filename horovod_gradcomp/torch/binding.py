@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -77,6 +78,8 @@ class Binding:
         self.optimizer = weakref.ref(optimizer) if optimizer is not None else None
         self.grad_scaler = grad_scaler
         self.number = next(_numbers)
+        self.lock = threading.RLock()
+        """To be held in ``compress`` and ``decompress``: autograd has a thread for each device."""
         self.step = 0
         self.units, self._where = lay_out(settings, self.names, self.params, stats)
         self.remembers = any(unit.store.state for unit in self.units)
@@ -86,6 +89,7 @@ class Binding:
         self._last = 0
         self._arrived = [False] * len(named)
         self._open = 0
+        self._handles: Any = None
         self._lift: Any = 1.0
         self._sending = True
         self._doubts = Doubts()
@@ -132,6 +136,15 @@ class Binding:
         self._last = guess
         return guess
 
+    def stands_for(self, named: Sequence[tuple[str, Tensor]], process_set: Any) -> bool:
+        """Return whether it was bound by hand to these parameters."""
+        return (
+            self.optimizer is None
+            and self.process_set is process_set
+            and self.names == [name for name, _ in named]
+            and all(own is p for own, (_, p) in zip(self.params, named))
+        )
+
     def index_of_parameter(self, p: Tensor) -> int | None:
         """Return the position of a bound parameter, or None."""
         return self._ids.get(id(p))
@@ -139,9 +152,10 @@ class Binding:
     # The slot ---------------------------------------------------------------------------------
     def compress(self, index: int, tensor: Tensor) -> tuple[Tensor, Ticket]:
         """Take in a gradient; see :meth:`Compressor.compress`."""
-        if self._arrived[index] or not self._sending:
+        if self._arrived[index] or not self._sending or (self._open and self._given_up()):
             self._abandon()
         if not self._open:
+            self._handles = self._awaited()
             self._refresh_ranks()
             self._lift = loss_scale(self.grad_scaler)
             if self.recorder is not None:
@@ -223,6 +237,15 @@ class Binding:
         if self.meter is not None:
             self.meter.listeners.remove(listener)
             self.meter = self.meter if self.meter.listeners else None
+
+    def _awaited(self) -> Any:
+        """Return the table of what Horovod's optimizer waits for, another one once it is reset."""
+        optimizer = None if self.optimizer is None else self.optimizer()
+        return getattr(optimizer, "_handles", None)
+
+    def _given_up(self) -> bool:
+        """Return whether the optimizer was reset within the step."""
+        return self._awaited() is not self._handles
 
     # Inside a step ----------------------------------------------------------------------------
     def _carrier(self, index: int, *, frozen: bool) -> Tensor:
@@ -331,6 +354,8 @@ class Binding:
         self.remembers = any(unit.store.state for unit in self.units)
         if self.recorder is not None:
             self.recorder.follow(self.units)
+        for listener in self.meter.listeners if self.meter is not None else ():
+            listener.follow()
         self._past = Past(0, ())
         self._carriers = Carriers((), self.prefix, self.process_set)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -65,6 +66,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         self._settings = settings
         self._stats = Stats()
         self._bindings: list[Binding] = []
+        self._lock = threading.RLock()
         self._pending: list[Mapping[str, Any]] = []
         self._said: set[str] = set()
         self._follows_resets = False
@@ -107,7 +109,8 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         binding, index = found
         if binding.optimizer is None:
             identity.refuse_other_set(binding.process_set)
-        return binding.compress(index, tensor)
+        with binding.lock:
+            return binding.compress(index, tensor)
 
     def decompress(self, tensor: Tensor, ctx: Any) -> Tensor:
         """Return the reduced gradient, of the shape and dtype that ``compress`` was given.
@@ -120,7 +123,8 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             ExchangeError: The reduction was not linear, or ran over other ranks.
         """
         if isinstance(ctx, Ticket):
-            return ctx.binding.decompress(tensor, ctx)
+            with ctx.binding.lock:
+                return ctx.binding.decompress(tensor, ctx)
         if ctx is None:  # a sparse gradient, which Horovod reduces without compress
             return tensor
         if isinstance(ctx, torch.dtype):
@@ -157,7 +161,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         """Say which parameters will come, where that cannot be found out.
 
         Needed only where this object is used without a Horovod optimizer around it, for instance
-        in ``hvd.allreduce(p.grad, compression=...)``.
+        in ``hvd.allreduce(p.grad, compression=...)``. To say the same again changes nothing.
 
         Args:
             named_parameters: As of ``model.named_parameters()``; names equal on all ranks.
@@ -169,6 +173,10 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         named = [(name, p) for name, p in _pairs(named_parameters) if p.requires_grad]
         if len({name for name, _ in named}) != len(named):
             raise BindingError(explain(got="a name twice", expected="unique parameter names"))
+        known = next((b for b in self._bindings if b.stands_for(named, process_set)), None)
+        if known is not None:  # what it remembers must not be left behind
+            self._put_first(known)
+            return self
         self._add(self._binding(named, process_set, None))
         return self
 
@@ -223,19 +231,24 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         binding.recorder = self._trace.recorder(binding) if self._trace else None
         for telemetry in self._telemetry:
             telemetry.attach(binding)
-        self._bindings = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
-        self._bindings.insert(0, binding)
+        self._put_first(binding)
         if self._pending:
             mine = next((p for p in self._pending if state.belongs(binding, p)), self._pending[0])
             self._pending = [p for p in self._pending if p is not mine]
             state.load_binding(binding, mine)
+
+    def _put_first(self, binding: Binding) -> None:
+        """Look there first, from now on; other threads may be going through the old list."""
+        with self._lock:
+            others = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
+            self._bindings = [binding, *(b for b in others if b is not binding)]
 
     def _find(self, tensor: Tensor) -> tuple[Binding, int] | None:
         for i, binding in enumerate(self._bindings):
             index = binding.index_of(tensor)
             if index is not None:
                 if i:
-                    self._bindings.insert(0, self._bindings.pop(i))
+                    self._put_first(binding)
                 return binding, index
         return self._find_caller(tensor)
 
@@ -245,8 +258,11 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             identity.refuse_other_callers()
             return None
         identity.refuse_adasum(tensor, optimizer)
-        if all(b.optimizer is None or b.optimizer() is not optimizer for b in self._bindings):
-            self.bind_optimizer(optimizer)
+        with self._lock:
+            known = any(b.optimizer and b.optimizer() is optimizer for b in self._bindings)
+            if not known:
+                self.bind_optimizer(optimizer)
+        if not known:
             return self._find(tensor)
         p = identity.calling_parameter(tensor)
         for binding in self._bindings:

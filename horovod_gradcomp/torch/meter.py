@@ -35,6 +35,9 @@ class Listener(Protocol):
     def told(self, event: Record) -> None:
         """Take in something that has happened to all ranks alike."""
 
+    def follow(self) -> None:
+        """Go on with the optimizer's new settings and buckets."""
+
 
 class Gauge:
     """Measures one bucket in one step.

@@ -102,6 +102,7 @@ class Recorder:
     def __init__(self, owner: Telemetry, binding: Binding, name: str) -> None:
         self._owner, self._binding, self._name = owner, binding, name
         self._counts = {unit.bucket.name: Since(unit.stats) for unit in binding.units}
+        self._gone: list[dict[str, float]] = []
         settings = binding.settings.describe()
         self._clock = Clock(binding.step, owner.stats.bad_steps, name, settings)
         self._pending: Record | None = None
@@ -135,6 +136,12 @@ class Recorder:
                 record["cluster"] = heard.figures()
             self._owner.write(record)
 
+    def follow(self) -> None:
+        """Go on with the optimizer's new settings and buckets."""
+        self._gone += [since.take() for since in self._counts.values()]
+        self._counts = {unit.bucket.name: Since(unit.stats) for unit in self._binding.units}
+        self._clock.settings = self._binding.settings.describe()
+
     def told(self, event: Record) -> None:
         """Write something that has happened, once what came before it is written."""
         ranks = self._binding.process_set.ranks or range(hvd.size())
@@ -146,11 +153,12 @@ class Recorder:
         steps, bypassed = self._clock.since(step + 1), owner.bypassed.take()
         counts = {name: since.take() for name, since in self._counts.items()}
         whole = total(own.values())
+        gone, self._gone = self._gone, []
         bad = owner.stats.bad_steps
         return {
             **self._clock.head(step + 1, bad, rank=hvd.rank(), size=size, spent_ms=spent_ms),
             "total": {
-                **a_step(added([*counts.values(), bypassed]), steps),
+                **a_step(added([*counts.values(), *gone, bypassed]), steps),
                 **(whole.figures() if whole else NOTHING),
             },
             "cluster": None,

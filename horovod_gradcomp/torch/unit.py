@@ -380,8 +380,9 @@ class Unit:
             self.gauge.finish(outcome.error)
         outcome = self._outcome = self._referred(outcome, lift)
         # The sum of finite inputs may overflow, and so may the factor on it. What some rank found
-        # to be bad shows in the total.
-        if self.store.holds:
+        # to be bad shows in the total. What Horovod adds up is zero by itself where no rank has
+        # sent anything; if some have, all ranks must get it alike.
+        if self.store.holds and not self.by_horovod:
             bad = outcome.bad + xp.badness(outcome.total)
             self.doubts.add(bad)
             self.store.silence(outcome.total, bad)

@@ -66,6 +66,9 @@ class Watch:
     def told(self, event: Record) -> None:
         """Events are this one's own."""
 
+    def follow(self) -> None:
+        """Settings with a guard stay."""
+
     def state(self) -> dict[str, Any]:
         """Return where it stands, and what this rank has measured and not yet told."""
         return {"standing": list(self.standing), "rows": self._meter.rows()}

@@ -20,6 +20,7 @@ CHECKS = (
     "an_optimizer_that_adapts",
     "log_and_join",
     "two_optimizers_and_a_trace",
+    "telemetry_follows",
 )
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(200)]
 

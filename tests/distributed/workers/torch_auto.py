@@ -312,6 +312,29 @@ def two_optimizers_and_a_trace() -> None:
         assert {"encode w1+1", "decode w1+1", "step 0"} <= {event["name"] for event in events}
 
 
+def telemetry_follows() -> None:
+    """Records tell of the buckets and settings in use, and of all bytes since the one before."""
+    for chosen, last in ((0.0, STRONG), (3 * SLOW, "none")):
+        run, records = Run(), []
+        with (
+            measured(STRONG_WINS),
+            run.compression.telemetry(records.append, every=2, all_ranks=True),
+        ):
+            run.until_settled(chosen=chosen)
+            for _ in range(3 + run.count % 2):
+                run.step()
+        assert run.choice == last
+        assert [record["step"] for record in records] == list(range(0, run.count, 2))
+        assert not records[0]["buckets"]
+        used = {name for record in records for name in record["buckets"]}
+        assert used == {"w1+1"}, used
+        assert bool(records[-1]["buckets"]) == (last != "none")
+        sent = sum(record["steps"] * record["total"]["wire_bytes"] for record in records)
+        expected = run.compression.stats()["wire_bytes_per_step"] * (records[-1]["step"] + 1)
+        assert abs(sent - expected) < 1e-3 * expected, (sent, expected)
+        run.check_books()
+
+
 CHECKS = {
     check.__name__: check
     for check in (
@@ -326,6 +349,7 @@ CHECKS = {
         an_optimizer_that_adapts,
         log_and_join,
         two_optimizers_and_a_trace,
+        telemetry_follows,
     )
 }
 

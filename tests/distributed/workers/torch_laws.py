@@ -13,10 +13,12 @@ import math
 import os
 import pickle
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
+from unittest import mock
 
 import horovod.torch as hvd
 import pytest
@@ -990,6 +992,115 @@ def frozen_on_one_rank_is_noticed() -> None:
         net.a.requires_grad_(False)
     with pytest.raises(ExchangeError, match="'a' frozen on some only"):
         reduce(net, optimizer, 1, skip={"a"} if hvd.rank() == 0 else set())
+
+
+@check("fp16", "fp16_alone", "randomk", "acp", "ramp_acp")
+def frozen_on_one_rank_of_what_horovod_adds_up(kind: str) -> None:
+    """It counts as zero there, and keeps its memory; what the others sent reaches all ranks."""
+    kinds = {**KINDS, "fp16_alone": Compression.fp16}
+    net, compression = Net(), kinds[kind](**SMALL)
+    optimizer = make(net, compression)
+    applied = true = 0.0
+    for step in range(5):
+        frozen = hvd.rank() == 0 and 0 < step < 4
+        net.kernel.requires_grad_(not frozen)
+        grads = reduce(net, optimizer, step, skip={"kernel"} if frozen else set())
+        same_everywhere(grads.values())
+        every = [wanted("kernel", net.kernel, step, rank).double() for rank in range(hvd.size())]
+        applied = applied + grads["kernel"].double()
+        true = true + sum(every[1 if 0 < step < 4 else 0 :]) / hvd.size()
+    same_everywhere(net.parameters())
+    off = (applied + total_residual(compression).get("kernel", 0.0) - true).abs().max()
+    limit = LIMITS["fp16"] if "fp16" in kind else 2e-6
+    assert off <= limit * true.abs().max(), f"books are off by {off:.2e}"
+
+
+@check("topk", "randomk")
+def gradients_come_in_several_threads(kind: str) -> None:
+    """As autograd has a thread for each device; the books balance."""
+    net, compression = Net(), KINDS[kind](**SMALL)
+    optimizer = make(net, compression, lr=0.0)
+    names = [n for n, _ in net.named_parameters()]
+    applied = true = 0.0
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    for step in range(20):
+        optimizer.zero_grad()
+        together = threading.Barrier(3)
+
+        def part(mine: list[str], step: int = step, together: Any = together) -> None:
+            together.wait()
+            every = ((net.get_parameter(n), n) for n in mine)
+            sum((p * wanted(n, p, step, hvd.rank())).sum() for p, n in every).backward()
+
+        threads = [threading.Thread(target=part, args=(names[i::3],)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        optimizer.step()
+        same_everywhere(p.grad for p in net.parameters())
+        applied = applied + net.a.grad.double()
+        true = true + mean("a", net.a, step)
+    sys.setswitchinterval(interval)
+    off = (applied + total_residual(compression)["a"] - true).abs().max() / true.abs().max()
+    assert off < 2e-6, f"books are off by {off:.2e}"
+
+
+@check("topk", "randomk")
+def a_step_is_given_up(kind: str) -> None:
+    """Once the optimizer is reset, the next step works in whatever order gradients come."""
+    net, compression = Net(), KINDS[kind](**SMALL)
+    optimizer = make(net, compression)
+    for at in range(1, 5):
+        optimizer.zero_grad()
+        failing = net.kernel.register_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sum((p * at).sum() for p in net.parameters()).backward()
+        failing.remove()
+        hvd.barrier()  # what was on its way has arrived
+        optimizer.load_state_dict(optimizer.state_dict())
+        for step in (2 * at, 2 * at + 1):
+            same_everywhere(reduce(net, optimizer, step).values())
+    same_everywhere(net.parameters())
+
+
+@check()
+def to_bind_again_changes_nothing() -> None:
+    net, compression = Net(), KINDS["topk"]()
+    applied = true = 0.0
+    for step in range(6):
+        compression.bind(net.named_parameters())
+        net.zero_grad()
+        backward(net, step)
+        for n, p in net.named_parameters():
+            p.grad = hvd.allreduce(p.grad, name=n, compression=compression)
+        applied = applied + net.a.grad.double()
+        true = true + mean("a", net.a, step)
+    off = (applied + total_residual(compression)["a"] - true).abs().max() / true.abs().max()
+    assert off < 2e-6, f"books are off by {off:.2e}"
+
+
+@check(into=JOINS)
+def a_rank_without_any_batch() -> None:
+    net, compression = Net(), KINDS["topk"]()
+    optimizer = make(net, compression)
+    if hvd.rank() != hvd.size() - 1:
+        with pytest.raises(BindingError, match="give every rank at least one batch"):
+            reduce(net, optimizer, 0)
+    hvd.join()
+
+
+@check("topk", "powersgd")
+def nobody_is_asked_whether_he_has_joined(kind: str) -> None:
+    """An odd number of ranks has a mean that one of them could have sent alone."""
+    net, compression = Net(), KINDS[kind](**SMALL)
+    optimizer = make(net, compression)
+    with mock.patch.object(hvd, "allgather_async", wraps=hvd.allgather_async) as gathers:
+        for step in range(3):
+            reduce(net, optimizer, step)
+    names = [call.kwargs["name"] for call in gathers.call_args_list]
+    assert not [name for name in names if name.endswith(".probe")], names
 
 
 @check()
