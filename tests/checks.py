@@ -12,8 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from horovod_gradcomp import ExchangeError
+from horovod_gradcomp.core.carrier import Carrier
 from horovod_gradcomp.core.codec import Combine
-from horovod_gradcomp.core.exchange import Carrier
 from horovod_gradcomp.testing.laws import (
     EPS,
     FEW_KINDS_LAWS,

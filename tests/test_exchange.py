@@ -9,7 +9,8 @@ import pytest
 from horovod_gradcomp import ExchangeError
 from horovod_gradcomp.codecs import build
 from horovod_gradcomp.core import damage, exchange, mark
-from horovod_gradcomp.core.exchange import Carrier, Gather, Reduce, Reply
+from horovod_gradcomp.core.carrier import Carrier
+from horovod_gradcomp.core.exchange import Gather, Reduce, Reply
 from horovod_gradcomp.core.memory import NoMemory, Residual
 from horovod_gradcomp.testing import frameworks
 from tests import checks, lockstep, table

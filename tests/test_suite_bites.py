@@ -19,8 +19,8 @@ from horovod_gradcomp.codecs.none import NoneCodec
 from horovod_gradcomp.codecs.randomk import RandomK
 from horovod_gradcomp.codecs.topk import TopK
 from horovod_gradcomp.core import exchange, select
+from horovod_gradcomp.core.carrier import Carrier
 from horovod_gradcomp.core.codec import Bias, Encoded
-from horovod_gradcomp.core.exchange import Carrier
 from horovod_gradcomp.core.memory import NoMemory, Residual
 from horovod_gradcomp.core.momentum import Momentum
 from horovod_gradcomp.core.reference import EF21

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ..core.carrier import Carrier
 from ..core.codec import Call, Codec, Combine, Shape
-from ..core.exchange import Carrier
 from ..core.payload import FLAG_BYTES
 from ..ops import tensorflow as xp
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from ..core.exchange import Carrier
+from ..core.carrier import Carrier
 from ..core.stats import Stats, UnitStats
 from ..ops import tensorflow as xp
 from . import settled

@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from ..core import random
+from ..core.carrier import Carrier
 from ..core.codec import Call, Codec, Encoded, Finished, Rounds, Tensor
-from ..core.exchange import Carrier
 from ..ops import tensorflow as xp
 
 

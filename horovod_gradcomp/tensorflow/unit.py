@@ -16,10 +16,10 @@ import tensorflow as tf
 
 from ..codecs.fp16 import FP16
 from ..core import damage, exchange, random
+from ..core.carrier import Carrier
 from ..core.clip import clipped
 from ..core.codec import Call, Combine, is_one
 from ..core.errors import explain
-from ..core.exchange import Carrier
 from ..core.memory import Done
 from ..core.settings import Settings
 from ..ops import tensorflow as xp

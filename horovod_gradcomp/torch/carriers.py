@@ -16,8 +16,8 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
+from ..core.carrier import Carrier
 from ..core.errors import ExchangeError, explain
-from ..core.exchange import Carrier
 from ..core.telemetry import WIDTH
 
 _PROBE_SECONDS = 20
