@@ -343,9 +343,17 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             The rank that joined last.
 
         Raises:
-            BindingError: Payloads are gathered, and Horovod's response cache is on, or the exchange
-                is hierarchical.
+            BindingError: Payloads are gathered, and Horovod's response cache is on, the exchange
+                is hierarchical, or gradients are reduced over a process set of its own.
         """
+        if any(b.process_set is not hvd.global_process_set for b in self._bindings):
+            raise BindingError(
+                explain(
+                    got="join() with a process set",
+                    expected="gradients that all ranks reduce",
+                    why="Horovod's join is one of all ranks",
+                )
+            )
         if any(b.tuner is not None and not b.tuner.settled for b in self._bindings):
             raise BindingError(
                 explain(

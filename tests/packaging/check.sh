@@ -93,13 +93,13 @@ for name in "${environments[@]}"; do
         tensorflow) install tensorflow-cpu numpy ;;
         *) echo "package: '$name' is none of none, torch, tensorflow" >&2 && exit 2 ;;
     esac
-    install "$wheel[cli]"
+    install "${wheel}[cli]"
     smoke "$name"
     rm -rf -- "$env"
 done
 if [[ " ${environments[*]} " == *' none '* ]]; then
     venv source
-    install "$archive[cli]"
+    install "${archive}[cli]"
     smoke none
     say 'the source archive builds and works, too'
 fi

@@ -1118,6 +1118,15 @@ def broadcasting_the_optimizer_leaves_memories_alone() -> None:
     same_everywhere(reduce(net, optimizer, 3).values())
 
 
+@check("topk", "randomk")
+def join_is_refused_with_a_process_set(kind: str) -> None:
+    """On every rank, before any waits for another."""
+    net, compression = Net(), KINDS[kind]()
+    compression.bind(net.named_parameters(), process_set=hvd.ProcessSet([0]))
+    with pytest.raises(BindingError, match=r"join\(\) with a process set"):
+        compression.join()
+
+
 @check()
 def join_needs_horovod_without_its_cache() -> None:
     net, compression = Net(), KINDS["topk"]()
