@@ -112,6 +112,6 @@ setup(
         "docs": ["furo", "myst-parser", "sphinx"],
         "examples": ["mlxtend", "numpy", "rich", "typer"],
         "plot": ["matplotlib", "rich"],
-        "test": ["hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist"],
+        "test": ["hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist", "tensorboard"],
     },
 )

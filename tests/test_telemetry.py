@@ -223,7 +223,6 @@ def test_a_writer_of_summaries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_writer_of_tensorflow(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")  # tf.summary.scalar is its
     import tensorflow as tf
 
     writer = tf.summary.create_file_writer(str(tmp_path))
@@ -239,7 +238,7 @@ def test_a_real_writer_of_tensorflow(tmp_path: Path) -> None:
 
 
 def test_a_real_writer_of_torch(tmp_path: Path) -> None:
-    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator as events
     from torch.utils.tensorboard import SummaryWriter
 
     writer = SummaryWriter(str(tmp_path))
