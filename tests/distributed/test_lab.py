@@ -232,9 +232,15 @@ def test_time_is_limited(tmp_path):
 
 @contextlib.contextmanager
 def running(folder):
-    """Run a lab whose ranks sleep, up to where they do."""
+    """Run a lab whose ranks sleep, up to where they do.
+
+    As a terminal starts it: in the background SIGINT is ignored, also by what is started there.
+    """
     with subprocess.Popen(
-        command("--", "sleep", "100"), env=environment(folder), stderr=subprocess.DEVNULL
+        command("--", "sleep", "100"),
+        env=environment(folder),
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             wait_for(lambda: len(_sleeping(folder)) == 2)
