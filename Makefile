@@ -53,8 +53,8 @@ make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 minutes, 6 G
 make env          only prepare: system packages, .venv, frameworks, Horovod, this package
 make clean        remove .venv, .venv-gpu and what the tools leave (kept Horovod wheels stay)
 
-Each of the demos, convergence, reproduce, test, lint and gpu-check prepares first. The first time takes about
-15 minutes, most of it Horovod's build, afterwards seconds.
+Each of the demos, convergence, reproduce, test, lint and gpu-check prepares first. The first time
+takes about 15 minutes, most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
   PIP_ARGS     arguments of pip install. PyPI's torch for Linux brings several GB of

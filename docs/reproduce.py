@@ -40,6 +40,10 @@ class Figure:
     quick: str = ""
     root: bool = False
 
+    def form(self, quick: bool) -> str:
+        """Return the command to run."""
+        return (quick and self.quick) or self.command
+
 
 LAB = "gradcomp lab --hosts 2 --bandwidth"
 STEP = "gradcomp bench step"
@@ -186,13 +190,13 @@ FIGURES = (
 
 def run(figure: Figure, quick: bool, results: Path, console: Console) -> int:
     """Run a command, show what it prints and keep it; return its exit code."""
-    command = (quick and figure.quick) or figure.command
+    command = figure.form(quick)
     console.rule(f"{figure.name}: {figure.page}")
     console.print(f"$ {command}", highlight=False, markup=False, soft_wrap=True)
     start = time.monotonic()
     with (results / f"{figure.name}.txt").open("w") as kept:
         process = subprocess.Popen(
-            shlex.split(command), cwd=ROOT, stdout=subprocess.PIPE, text=True, env=os.environ
+            shlex.split(command), cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         for line in process.stdout:
@@ -217,7 +221,7 @@ def main(
     console = Console()
     if show:
         for figure in chosen:
-            line = f"{figure.name}, {figure.page}: {(quick and figure.quick) or figure.command}"
+            line = f"{figure.name}, {figure.page}: {figure.form(quick)}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
         return
     results = ROOT / (QUICK if quick else "results")

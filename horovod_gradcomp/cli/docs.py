@@ -20,7 +20,6 @@ Row = dict[str, Any]
 app = typer.Typer(help="Write documentation from the code.", no_args_is_help=True)
 
 _COMMAND = "gradcomp docs codecs --output docs/codecs.md"
-_PICTURE = "python examples/error_against_bytes.py"
 _SHAPE = (1024, 1024)
 _LABELS = {
     FORMULA: "Formula",
@@ -49,8 +48,8 @@ Each is `Compression.<name>(...)` in every front end, and a string such as `"top
   {_SHAPE}; uncompressed it is 4.
 
 What a first step leaves out of two real gradients, against the bytes that it sends (drawn by
-`{_PICTURE} docs/error_against_bytes.png`). What a memory gives back later is not in it, nor are
-bases that `acp`, `tucker` and `powersgd` improve from step to step:
+`python examples/error_against_bytes.py docs/error_against_bytes.png`). What a memory gives back
+later is not in it, nor are bases that `acp`, `tucker` and `powersgd` improve from step to step:
 [convergence](convergence.md) shows how training ends. Gradients of a fully connected layer are of
 rank 16 at most with a batch of 16, as here.
 

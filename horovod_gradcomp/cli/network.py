@@ -90,11 +90,9 @@ def network(
     measured = load(costs)
     if add and not json_file:
         raise SettingsError(explain(got="--add without --json", expected="a file to add to"))
-    before = (
-        network_content.read(json_file)
-        if add and json_file and json_file.exists()
-        else network_content.nothing()
-    )
+    before = network_content.nothing()
+    if add and json_file and json_file.exists():  # of another machine: said before measuring
+        before = network_content.together(network_content.read(json_file), before)
     if read:
         content = network_content.read(read)
     else:

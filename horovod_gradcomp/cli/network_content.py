@@ -17,17 +17,26 @@ Row = dict[str, Any]
 Content = dict[str, Any]
 
 
-def parts(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each model, number of hosts and bandwidth."""
+_PART = "model", "hosts", "bandwidth"
+"""What all rows of one table have in common."""
+
+
+def grouped(rows: Sequence[Row], keys: Sequence[str]) -> list[list[Row]]:
+    """Return rows together that have the same under some keys, in order of the first of each."""
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
-        found.setdefault(part(row), []).append(row)
+        found.setdefault(tuple(row[key] for key in keys), []).append(row)
     return list(found.values())
 
 
+def parts(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each table."""
+    return grouped(rows, _PART)
+
+
 def part(row: Row) -> tuple[Any, ...]:
-    """Return what all rows of one table have in common."""
-    return row["model"], row["hosts"], row["bandwidth"]
+    """Return which table a row is of."""
+    return tuple(row[key] for key in _PART)
 
 
 def nothing() -> Content:

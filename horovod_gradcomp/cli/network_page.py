@@ -8,7 +8,7 @@ from typing import Any
 
 from . import network_check
 from .costs import Costs
-from .network_content import Row, part, parts
+from .network_content import Row, grouped, part, parts
 from .network_worker import ALONE, AUTO, HOROVOD
 
 _HEAD = """\
@@ -79,9 +79,9 @@ def write(path: Path, content: dict[str, Any], costs: Costs) -> None:
         text += f"\n## {first['model']}, {first['hosts']} hosts, {first['bandwidth']}\n\n"
         text += _markdown(("system", "step, ms", "times", "MB"), [_cells(row) for row in some])
     checked = network_check.check(content, costs)
-    for scaled in _scaled(rows):
-        text += _SCALING.format(machine=machine) if "## More hosts" not in text else "\n"
-        text += _over_hosts(scaled, checked)
+    scaled = [_over_hosts(some, checked) for some in _scaled(rows)]
+    if scaled:
+        text += _SCALING.format(machine=machine) + "\n".join(scaled)
     text += _MODEL.format(summary=network_check.summary(checked))
     text += _markdown(
         (*network_check.WHICH, *network_check.HEADS),
@@ -101,10 +101,8 @@ def _taken(facts: Sequence[Row]) -> Iterator[str]:
 
 def _scaled(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of each model and bandwidth that was measured with several hosts."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row["model"], row["bandwidth"]), []).append(row)
-    return [some for some in found.values() if len({row["hosts"] for row in some}) > 1]
+    alike = grouped(rows, ("model", "bandwidth"))
+    return [some for some in alike if len({row["hosts"] for row in some}) > 1]
 
 
 def _over_hosts(rows: Sequence[Row], checked: Sequence[network_check.Checked]) -> str:

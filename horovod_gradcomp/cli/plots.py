@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.errors import GradCompError, explain
 from .advice import Advice, Candidate, Question, rows
+from .network_content import grouped
 from .units import show_rate
 
 _POINTS = 80
@@ -105,11 +106,9 @@ def _panels(
 
     Over bandwidth all are shown, over hosts only where there are several.
     """
-    found: dict[tuple[str, Any], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["model"], row[fixed]), []).append(row)
     out = []
-    for (model, value), mine in found.items():
+    for mine in grouped(rows, ("model", fixed)):
+        model, value = mine[0]["model"], mine[0][fixed]
         several = len({row[over] for row in mine}) > 1
         if several or (fixed == "hosts" and value == min(row["hosts"] for row in rows)):
             where = f"{value} hosts" if fixed == "hosts" else value

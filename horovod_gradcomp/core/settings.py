@@ -120,6 +120,18 @@ def make(name: str, settings: Mapping[str, Any], extra: Sequence[str] = ()) -> S
     return assemble(_phases(name, cls, {k: settings[k] for k in theirs if k in settings}), options)
 
 
+def refuse_unchecked(settings: Any) -> None:
+    """Raise :class:`SettingsError` where a compressor is given something else than settings."""
+    if not isinstance(settings, Settings):
+        raise SettingsError(
+            explain(
+                got=repr(settings),
+                expected="settings",
+                do="make compressors with Compression.topk(...), Compression.from_string(...)",
+            )
+        )
+
+
 def assemble(codec: Codec | Sequence[Phase], options: Options) -> Settings:
     """Return settings whose codecs and memory fit one another."""
     phases = [Phase(0, codec)] if isinstance(codec, Codec) else list(codec)

@@ -16,7 +16,7 @@ from ..core.errors import (
     StateError,
     explain,
 )
-from ..core.settings import Settings
+from ..core.settings import refuse_unchecked
 from . import calls
 
 NO_AUTO = explain(
@@ -35,14 +35,7 @@ def unfit_settings(settings: Any) -> None:
     Raises:
         SettingsError: They are no checked settings, or ask for what only the torch front end has.
     """
-    if not isinstance(settings, Settings):
-        raise SettingsError(
-            explain(
-                got=repr(settings),
-                expected="settings",
-                do="make compressors with Compression.topk(...), Compression.from_string(...)",
-            )
-        )
+    refuse_unchecked(settings)
     if settings.options.exchange in ("two_phase", "hierarchical"):
         raise SettingsError(
             explain(

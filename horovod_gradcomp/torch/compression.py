@@ -21,7 +21,7 @@ from horovod.torch.compression import Compressor as HorovodCompressor
 from ..core import fit
 from ..core.errors import BindingError, SettingsError, StateError, explain
 from ..core.namespace import Namespace
-from ..core.settings import Settings, compose
+from ..core.settings import Settings, compose, refuse_unchecked
 from ..core.stats import Stats
 from . import identity, state
 from .auto import Tuner, refuse_elastic
@@ -55,14 +55,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         process_set: Any = None,
         grad_scaler: Any = None,
     ) -> None:
-        if not isinstance(settings, Settings):
-            raise SettingsError(
-                explain(
-                    got=repr(settings),
-                    expected="settings",
-                    do="make compressors with Compression.topk(...), Compression.from_string(...)",
-                )
-            )
+        refuse_unchecked(settings)
         self._settings = settings
         self._stats = Stats()
         self._bindings: list[Binding] = []
@@ -237,6 +230,14 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             self._pending = [p for p in self._pending if p is not mine]
             state.load_binding(binding, mine)
 
+    def _bound_now(self, optimizer: Any) -> bool:
+        """Bind an optimizer; return False where it was bound already."""
+        with self._lock:
+            if any(b.optimizer and b.optimizer() is optimizer for b in self._bindings):
+                return False
+            self.bind_optimizer(optimizer)
+            return True
+
     def _put_first(self, binding: Binding) -> None:
         """Look there first, from now on; other threads may be going through the old list."""
         with self._lock:
@@ -258,11 +259,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             identity.refuse_other_callers()
             return None
         identity.refuse_adasum(tensor, optimizer)
-        with self._lock:
-            known = any(b.optimizer and b.optimizer() is optimizer for b in self._bindings)
-            if not known:
-                self.bind_optimizer(optimizer)
-        if not known:
+        if self._bound_now(optimizer):
             return self._find(tensor)
         p = identity.calling_parameter(tensor)
         for binding in self._bindings:
@@ -392,8 +389,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         if self._settings.auto is not None:
             refuse_elastic()
         self._follows_resets = True
-        if all(b.optimizer is None or b.optimizer() is not optimizer for b in self._bindings):
-            self.bind_optimizer(optimizer)
+        self._bound_now(optimizer)
         for binding in self._bindings:
             binding.follows_resets = True
 

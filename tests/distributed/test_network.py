@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from horovod_gradcomp.cli import (
     costs,
@@ -215,6 +217,19 @@ def test_errors_of_use(args, message, tmp_path):
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_rows_of_another_machine_are_refused_before_measuring(tmp_path, monkeypatch):
+    file = tmp_path / "rows.json"
+    file.write_text('{"machine": "another", "facts": [], "rows": []}')
+    measured = []
+    monkeypatch.setattr(network, "_measure_all", lambda *_: measured.append(True))
+    app = typer.Typer()
+    app.command()(network.network)
+    done = CliRunner().invoke(app, ["--add", "--json", str(file)])
+    assert isinstance(done.exception, SettingsError)
+    assert "rows of this machine, not of another" in str(done.exception)
+    assert measured == []
 
 
 @pytest.mark.distributed
