@@ -270,11 +270,65 @@ def test_one_worker_reduces_nothing():
 
 def test_payloads_are_those_that_codecs_declare():
     of = question(params=3_000_000)
-    assert of.shapes == [(1024, 1024)] * 2 + [(3_000_000 - 2 * 2**20,)]
+    ((shapes, times),) = of.parts
+    assert shapes == [(1024, 1024)] * 2 + [(3_000_000 - 2 * 2**20,)]
+    assert times == 1
     (found,) = advice.candidates(of, ["none", "powersgd"], costs.load())
     assert found.settings.codec.combine is Combine.ROUNDS
-    assert found.payload == found.settings.codec.wire_bytes(*of.shapes)
+    assert found.payload == found.settings.codec.wire_bytes(*shapes)
     assert found.rounds == 2
+
+
+def test_many_layers_send_so_many_times_what_some_do():
+    few, many = (question(params=n * 64 * 64 + 5, layer=(64, 64)) for n in (1024, 10_240))
+    payloads = [advice.candidates(of, ["topk"], costs.load())[0].payload for of in (few, many)]
+    assert payloads[1] == pytest.approx(10 * payloads[0], rel=1e-3)
+    assert [times for _, times in many.parts] == [10, 1]
+
+
+def test_real_shapes():
+    of = question(params=7, tensors=((100, 100), (100,)))
+    (found,) = advice.candidates(of, ["powersgd"], costs.load())
+    assert found.payload == found.settings.codec.wire_bytes((100, 100), (100,))
+
+
+def test_what_does_not_pay_by_itself_is_never_chosen():
+    forms = ["topk:ratio=0.001", "linear"]
+    table = costs.Costs(
+        [
+            {**ROW, "codec": forms[0], "rel_error": 0.9, "encode_x": 0.1, "decode_x": 0.1},
+            {**ROW, "codec": forms[1], "rel_error": 0.1, "encode_x": 0.5, "decode_x": 0.3},
+        ],
+        {"file": "x"},
+    )
+    among = advice.candidates(question(), forms, table)
+    steps = [
+        (mbit, advice.rows(question(mbit, compute=0.3), among)) for mbit in range(500, 9000, 50)
+    ]
+    mbit = next(
+        mbit
+        for mbit, (best, other) in steps
+        if best.speedup > advice.WORTH_IT > other.speedup
+        and other.cost.step < advice.ALIKE * best.cost.step
+    )
+    answer = ask(question(mbit, compute=0.3), forms, table)
+    assert answer.chosen.codec == forms[0]
+    assert "The mildest" not in answer.reason
+
+
+def test_of_errors_that_look_alike_the_shorter_step_is_chosen():
+    forms = ["topk:ratio=0.01", "topk:ratio=0.0099"]
+    answer = ask(question(mbit=100), forms, rated(forms, [0.6020, 0.6023], encode=0.1))
+    assert answer.chosen is answer.rows[0]
+
+
+def test_computing_above_which_nothing_pays():
+    of = question(mbit=1000)
+    among = advice.candidates(of, FORMS, costs.load())
+    limit = advice.pays_until(of, among)
+    assert ask(replace(of, compute=limit / 1.05)).chosen
+    assert ask(replace(of, compute=limit * 1.05)).chosen is None
+    assert advice.pays_until(question(mbit=400_000), among) is None
 
 
 def test_exchanges_that_a_codec_or_a_framework_lacks_are_left_out():
@@ -341,6 +395,26 @@ def test_the_table_is_whole_in_80_columns():
     }
 
 
+def test_the_command_says_what_to_write_and_to_heed():
+    many = ("advise", "--model", "bert-base", "--workers", "16", "--memcpy", "6GB/s")
+    done = gradcomp(*many, "--bandwidth", "1gbit", "--per-node", "8", "--codec", "sign")
+    assert done.returncode == 0, done.stderr
+    assert "109,482,240 parameters" in done.stdout
+    assert 'Compression.from_string("sign", exchange="hierarchical")' in done.stdout
+    assert "node_process_sets" in done.stdout
+    assert "start_after=" in done.stdout
+    assert "On these links nothing pays above about" in done.stdout
+    done = gradcomp(*many, "--bandwidth", "1gbit", "--codec", "fp16", "--layer", "10")
+    assert 'Compression.from_string("fp16").' in done.stdout
+    assert "start_after=" not in done.stdout
+
+
+def test_a_model_or_its_size():
+    done = gradcomp("advise", "--workers", "2", "--bandwidth", "1gbit")
+    assert done.returncode == 2
+    assert "neither --params nor --model" in done.stderr
+
+
 def test_the_command_says_no():
     done = gradcomp("advise", *FIXED, "--bandwidth", "400gbit", "--compute-ms", "120")
     assert done.returncode == 0, done.stderr
@@ -357,6 +431,15 @@ def test_the_command_says_no():
         (("--bandwidth", "10gbit", "--costs", "/nowhere"), "No such file"),
         (("--bandwidth", "10gbit", "--plot", "/nowhere/x.png", "--codec", "topk"), "/nowhere"),
         (("--bandwidth", "10gbit", "--json", "/nowhere/x", "--codec", "topk"), "/nowhere"),
+        (("--bandwidth", "10gbit", "--compute-ms", "inf"), "--compute-ms inf"),
+        (("--bandwidth", "10gbit", "--params", "1e30"), "at most 1e15"),
+        (("--bandwidth", "10gbit", "--per-node", "101"), "--per-node 101"),
+        (("--bandwidth", "10gbit", "--exchange", "hierarchical"), "several hosts"),
+        (
+            ("--bandwidth", "10gbit", "--exchange", "two_phase", "--framework", "tensorflow"),
+            "TensorFlow's only",
+        ),
+        (("--bandwidth", "10gbit", "--model", "bert-base"), "--params and --model"),
     ],
 )
 def test_errors_of_use(args, message):

@@ -15,6 +15,7 @@ ADAPTIVE = [
     torch.optim.NAdam(W),
     torch.optim.RMSprop(W),
     torch.optim.Adadelta(W),
+    torch.optim.Adagrad(W),
 ]
 
 
@@ -46,6 +47,10 @@ def test_adaptive_optimizers_want_a_dense_start(optimizer):
         ({"name": "SGD", "momentum": 0.9}, "momentum=0"),
         ({"name": "SGD", "momentum": 0.0}, ""),
         ({"name": "Adam", "beta_1": 0.9, "beta_2": 0.999}, "start_after"),
+        ({"name": "Lion", "beta_1": 0.9, "beta_2": 0.99}, "start_after"),
+        ({"name": "Adafactor", "beta_2_decay": -0.8}, "start_after"),
+        ({"name": "Adagrad", "initial_accumulator_value": 0.1}, "start_after"),
+        ({"name": "Muon", "adam_beta_1": 0.9, "momentum": 0.0}, "start_after"),
         ({"name": "RMSprop", "rho": 0.9, "momentum": 0.0}, "start_after"),
         (
             {

@@ -31,6 +31,24 @@ class Shaped(lockstep.Ranks):
         return table.call(self.shapes, size=self.size, step=step, rank=rank)
 
 
+@pytest.mark.parametrize("form", ["acp", "powersgd", "svd"])
+@pytest.mark.parametrize(
+    ("torchs", "tensorflows"),
+    [((128, 64, 3, 3), (3, 3, 64, 128)), ((512, 256, 1, 1), (1, 1, 256, 512))],
+)
+def test_output_channels_may_come_first_or_last(form, torchs, tensorflows):
+    codec = build(form)
+    dense = 4 * math.prod(torchs)
+    assert codec.wire_bytes(tensorflows) == codec.wire_bytes(torchs) < 0.06 * dense
+
+
+def test_the_smaller_factors_decide():
+    assert factors.matrix_of((64, 3, 7, 7)) == (64, 147)
+    assert factors.matrix_of((7, 7, 3, 64)) == (147, 64)
+    assert factors.matrix_of((5, 9)) == (5, 9)
+    assert factors.matrix_of((4, 2, 4)) == (4, 8)
+
+
 def ranks_of(fw, text, shapes, *, size=1, memory=None):
     return Shaped(
         fw, build(text), memory or NoMemory(), size, table.numel(shapes), True, shapes=shapes

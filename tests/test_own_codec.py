@@ -5,13 +5,15 @@ import types
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from horovod_gradcomp import SettingsError
 from horovod_gradcomp.codecs import REGISTRY, register
 from horovod_gradcomp.codecs.linear import Linear
-from horovod_gradcomp.core.codec import Codec
+from horovod_gradcomp.core.codec import Bias, Codec
 from horovod_gradcomp.testing import check_codec
+from horovod_gradcomp.testing.frameworks import load
 from horovod_gradcomp.torch import Compression
 
 PAGE = Path(__file__).parent.parent / "docs" / "own_codec.md"
@@ -44,6 +46,32 @@ def test_it_has_a_name(ternary):
 
 def fault(ternary, **changed):
     return dataclass(frozen=True)(type("Ternary", (ternary.Ternary,), changed))()
+
+
+@pytest.mark.parametrize("path", ["torch", "tensorflow"])
+def test_bits_of_other_floats_are_refused(path):
+    fw = load(path)
+    sums = fw.xp.row_sum(fw.tensor(np.ones((2, 3), np.float32)))
+    with pytest.raises(TypeError, match="float64; expected float32"):
+        fw.xp.flush(sums, 1e-20)
+
+
+def test_headers_and_ranges_must_match(ternary):
+    with pytest.raises(TypeError, match="headers = 2 and 1 ranges"):
+        fault(ternary, headers=2)
+
+
+def test_frameworks_that_differ_are_told_with_the_values(ternary):
+    """Subnormals: zero in TensorFlow, and not in PyTorch."""
+
+    def quantize(self, xp, rows, call, start):
+        headers, _ = ternary.Ternary.quantize(self, xp, rows, call, start)
+        return headers, xp.cast(xp.less(rows, 0.0), "float32")
+
+    with pytest.raises(
+        AssertionError, match=r"frameworks_agree, subnormal values, shapes \(.*of torch and"
+    ):
+        check_codec(fault(ternary, quantize=quantize, bias=Bias.NEITHER))
 
 
 def twice_now_and_then(original):

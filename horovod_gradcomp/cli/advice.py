@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Callable
 
 from ..core import hierarchical, twophase
 from ..core.codec import Shape, adds_halves
@@ -23,8 +24,17 @@ WORTH_IT = 1.05
 ALIKE = 1.1
 """Steps up to so many times the shortest count as short; of these the mildest codec is chosen."""
 
+NEARLY = 1.01
+"""Errors up to so many times the least count as equal: of these the shortest step is chosen."""
+
 _BANDWIDTHS = (1e4, 1e14)
 """Bytes a second between which the limit of what pays is looked for."""
+
+_COMPUTES = (1e-4, 1e4)
+"""Seconds of computing between which the limit of what pays is looked for."""
+
+_LAYERS = 1024
+"""Layers of one shape whose payload is worked out; more of them send so many times as much."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,7 @@ class Question:
     Attributes:
         params: Float32 parameters.
         layer: Shape that they are taken to have; low-rank codecs depend on it.
+        tensors: The real shapes, where they are known.
         cluster: Ranks and links.
         compute: Seconds of forward and backward pass of a step.
         overlap: Whether anything is sent before backward ends.
@@ -63,6 +74,7 @@ class Question:
     params: int
     cluster: Cluster
     layer: Shape = (1024, 1024)
+    tensors: tuple[Shape, ...] = ()
     compute: float = 0.0
     overlap: bool = True
     framework: str = "torch"
@@ -76,11 +88,16 @@ class Question:
         return 4 * self.params
 
     @property
-    def shapes(self) -> list[Shape]:
-        """As many layers as fit, and one more of what is left."""
-        size = math.prod(self.layer)
-        whole, left = divmod(self.params, size)
-        return [self.layer] * whole + [(left,)] * (left > 0)
+    def parts(self) -> list[tuple[Sequence[Shape], float]]:
+        """Shapes, and how many times they are there: layers, and one more of what is left."""
+        if self.tensors:
+            return [(self.tensors, 1.0)]
+        whole, left = divmod(self.params, math.prod(self.layer))
+        rest: list[Shape] = [(left,)] if left else []
+        if whole <= _LAYERS:
+            return [([self.layer] * whole + rest, 1.0)]
+        layers = ([self.layer] * _LAYERS, whole / _LAYERS)
+        return [layers, (rest, 1.0)] if rest else [layers]
 
     def job(self, payload: float, rounds: int = 1) -> Job:
         """Return the work of a step; backward is taken to be two thirds of the computing."""
@@ -143,7 +160,7 @@ def candidates(question: Question, forms: Sequence[str], costs: Costs) -> list[C
     Raises:
         SettingsError: A form is no codec.
     """
-    out = []
+    out, parts = [], question.parts
     for form in forms:
         settings = assemble(parse_codec(form), Options())
         codec = settings.codec
@@ -151,13 +168,12 @@ def candidates(question: Question, forms: Sequence[str], costs: Costs) -> list[C
             continue
         found = costs.of(form, question.framework, question.device)
         copy = found and (question.copy or found.copy)
-        shapes = question.shapes
         out.append(
             Candidate(
                 form=form,
                 settings=settings,
-                payload=codec.wire_bytes(*shapes),
-                rounds=codec.round_count(shapes),
+                payload=round(sum(n * codec.wire_bytes(*shapes) for shapes, n in parts)),
+                rounds=max(codec.round_count(shapes) for shapes, _ in parts),
                 speed=found.speed(copy) if found and copy else None,
                 error=found.error if found else None,
             )
@@ -205,10 +221,9 @@ def advise(question: Question, among: Sequence[Candidate]) -> Advice:
         return Advice(plain, every, None, _against(question, plain, best), limit)
     if not best.measured:
         return Advice(plain, every, None, _unknown(question, plain, every), None)
-    short = [row for row in every if row.cost.step <= ALIKE * best.cost.step and row.measured]
-    chosen = min(short, key=lambda row: row.error or 0.0)
     pays = [row for row in every if row.speedup >= WORTH_IT and row.measured]
-    mildest = min(pays, key=lambda row: row.error or 0.0)
+    short = [row for row in pays if row.cost.step <= ALIKE * best.cost.step]
+    chosen, mildest = _mildest(short), _mildest(pays)
     reason = _in_favour(question, plain, short, chosen)
     if mildest is not chosen:
         reason += (
@@ -218,11 +233,28 @@ def advise(question: Question, among: Sequence[Candidate]) -> Advice:
     return Advice(plain, every, chosen, reason, limit)
 
 
-def _pays_below(question: Question, among: Sequence[Candidate]) -> float | None:
-    def pays(bandwidth: float) -> bool:
-        return rows(question.at(bandwidth), among)[0].speedup >= WORTH_IT
+def _mildest(among: Sequence[Row]) -> Row:
+    """Return the row that leaves out least; the first of those that leave out nearly as little."""
+    least = min(row.error or 0.0 for row in among)
+    return next(row for row in among if (row.error or 0.0) <= NEARLY * least)
 
-    low, high = _BANDWIDTHS
+
+def _pays_below(question: Question, among: Sequence[Candidate]) -> float | None:
+    return _limit(_BANDWIDTHS, lambda bandwidth: rows(question.at(bandwidth), among))
+
+
+def pays_until(question: Question, among: Sequence[Candidate]) -> float | None:
+    """Return the seconds of computing in a step above which nothing pays, on these links."""
+    return _limit(_COMPUTES, lambda compute: rows(replace(question, compute=compute), among))
+
+
+def _limit(between: tuple[float, float], found: Callable[[float], list[Row]]) -> float | None:
+    """Return up to where compression pays; None where it does everywhere, or nowhere."""
+
+    def pays(at: float) -> bool:
+        return found(at)[0].speedup >= WORTH_IT
+
+    low, high = between
     if not pays(low) or pays(high):
         return None
     while high / low > 1.01:

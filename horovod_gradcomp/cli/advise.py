@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -13,20 +14,27 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from ..core.cost import EXCHANGES, Cost
+from ..core.codec import Combine, Shape
+from ..core.cost import EXCHANGES, Cost, exchanges
 from ..core.errors import SettingsError, explain
 from ..core.links import Cluster, Link
 from . import units
-from .advice import Advice, Candidate, Question, Row, candidates
+from .advice import Advice, Candidate, Question, Row, candidates, ms, pays_until
 from .advice import advise as answer
 from .bench import FORMS
 from .costs import Costs, copy_speed, load
 from .here import look
+from .models import MODELS, shapes_of
 
 
 def advise(
-    params: str = typer.Option(..., help="Parameters of the model: 100e6, 25_000_000, 1.5B."),
-    workers: Optional[int] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
+    params: Optional[str] = typer.Option(  # noqa: UP045 - typer reads this on Python 3.9
+        None, help="Parameters of the model: 100e6, 25_000_000, 1.5B."
+    ),
+    model: Optional[str] = typer.Option(  # noqa: UP045
+        None, help=f"In place of --params, the shapes of one of {', '.join(MODELS)}."
+    ),
+    workers: Optional[int] = typer.Option(  # noqa: UP045
         None, min=1, help="Ranks in all."
     ),
     bandwidth: Optional[str] = typer.Option(  # noqa: UP045
@@ -72,8 +80,14 @@ def advise(
     _one_of("--framework", framework, ("torch", "tensorflow"))
     if exchange is not None:
         _one_of("--exchange", exchange, [name for name in EXCHANGES if name != "allreduce"])
+    if not math.isfinite(compute_ms):
+        raise SettingsError(explain(got=f"--compute-ms {compute_ms}", expected="a finite time"))
+    for option, file in (("--json", json_file), ("--plot", plot)):
+        if file is not None and not file.absolute().parent.is_dir():
+            raise SettingsError(explain(got=f"{option} {file}", expected="a file in a folder"))
     measured = load(costs)
-    count, shape = units.count(params, "--params"), units.shape(layer, "--layer")
+    tensors, count = _size(params, model)
+    shape = units.shape(layer, "--layer")
     copy = units.bandwidth(memcpy, "--memcpy") if memcpy else None
     runs_on = "cuda" if device == "gpu" else device
     if measure:
@@ -82,20 +96,28 @@ def advise(
             return
         copy = copy or found
     else:
+        ranks = _given("--workers", workers)
+        if per_node > ranks:
+            raise SettingsError(
+                explain(got=f"--per-node {per_node}", expected=f"at most --workers, {ranks}")
+            )
         cluster = Cluster(
-            ranks=_given("--workers", workers),
+            ranks=ranks,
             per_host=per_node,
             between=_link(_given("--bandwidth", bandwidth), latency, "--bandwidth", "--latency"),
             inside=_link(
                 inside_bandwidth, inside_latency, "--inside-bandwidth", "--inside-latency"
             ),
         )
+    if exchange is not None:
+        _refuse_absent(exchange, framework, cluster)
     if copy is None and device == "cpu":
         copy = copy_speed()
     question = Question(
         params=count,
         cluster=replace(cluster, copy=copy),
         layer=shape,
+        tensors=tensors,
         compute=compute_ms / 1e3,
         overlap=overlap,
         framework=framework,
@@ -105,13 +127,36 @@ def advise(
     )
     among = candidates(question, codec or FORMS, measured)
     advice = answer(question, among)
-    _show(Console(), question, advice, measured)
+    _show(Console(), question, advice, [*_notes(question, among, advice, measured)])
     if measure:
         Console().print(_links(cluster), highlight=False, soft_wrap=True)
     if json_file:
         json_file.write_text(json.dumps(_report(question, advice, measured), indent=2) + "\n")
     if plot:
         _draw(plot, question, among, advice)
+
+
+def _size(params: str | None, model: str | None) -> tuple[tuple[Shape, ...], int]:
+    """Return the shapes of a model, where one is named, and the number of its parameters."""
+    if (params is None) == (model is None):
+        got = "neither --params nor --model" if params is None else "--params and --model"
+        raise SettingsError(explain(got=got, expected="one of both"))
+    if params is not None:
+        return (), units.count(params, "--params")
+    shapes = tuple(shapes_of(str(model)))
+    return shapes, sum(map(math.prod, shapes))
+
+
+def _refuse_absent(exchange: str, framework: str, cluster: Cluster) -> None:
+    """Raise where nothing could take an exchange that was asked for."""
+    there = cluster.ranks > 1 and exchange in exchanges(Combine.GATHER, cluster)
+    where = "two workers or more"
+    if exchange == "hierarchical":
+        where = "several hosts of as many workers each, two or more"
+    if framework == "tensorflow":
+        where, there = "allgather, TensorFlow's only one", exchange == "allgather"
+    if not there:
+        raise SettingsError(explain(got=f"--exchange {exchange}", expected=where))
 
 
 def _given(option: str, value: Any) -> Any:
@@ -161,7 +206,7 @@ def _volume(question: Question, advice: Advice) -> dict[str, float]:
     }
 
 
-def _show(console: Console, question: Question, advice: Advice, measured: Costs) -> None:
+def _show(console: Console, question: Question, advice: Advice, notes: Sequence[str]) -> None:
     cluster, volume = question.cluster, _volume(question, advice)
     each, whole, ring = (units.show_bytes(v) for v in list(volume.values())[:3])
     console.print(
@@ -173,7 +218,7 @@ def _show(console: Console, question: Question, advice: Advice, measured: Costs)
     # Wider than any table, so that none is cut, whatever the width of the terminal.
     Console(width=500).print(_table(question, advice))
     console.print(f"\n{advice.reason}", highlight=False, style="bold", soft_wrap=True)
-    for note in _notes(question, advice, measured):
+    for note in notes:
         console.print(note, highlight=False, soft_wrap=True)
 
 
@@ -213,26 +258,48 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
-def _notes(question: Question, advice: Advice, measured: Costs) -> list[str]:
-    notes = []
+def _notes(
+    question: Question, among: Sequence[Candidate], advice: Advice, measured: Costs
+) -> Iterator[str]:
+    if advice.chosen:
+        chosen = next(one for one in among if one.form == advice.chosen.codec)
+        yield from _how(question, chosen, advice.chosen.cost.exchange)
     if advice.pays_below is not None:
-        notes.append(f"Compression pays up to about {units.show_rate(advice.pays_below)} a host.")
+        yield f"Compression pays up to about {units.show_rate(advice.pays_below)} a host."
     if not question.compute:
-        notes.append(
+        limit = pays_until(question, among) if advice.chosen else None
+        until = f" On these links nothing pays above about {ms(limit)} a step." if limit else ""
+        yield (
             "Without --compute-ms a step is its exchange alone: real steps gain less, since "
-            "computing takes its time and hides part of the exchange."
+            f"computing takes its time and hides part of the exchange.{until}"
         )
     if any(row.measured for row in advice.rows):
         about = measured.about
         where = ", ".join(about[key] for key in ("machine", "date", "file") if key in about)
         copy = question.copy and f", times a copy of {units.show_bytes(question.copy)}/s"
-        notes.append(f"Codecs as measured on {where}{copy or ''}.")
+        yield f"Codecs as measured on {where}{copy or ''}."
     if advice.chosen:
-        notes.append(
+        yield (
             "'left out' is the error of one encoding of Gaussian values; a memory sends it "
             "later. Check accuracy before a long run."
         )
-    return notes
+
+
+def _how(question: Question, chosen: Candidate, exchange: str) -> Iterator[str]:
+    """Yield what to write, and what to heed."""
+    alone = exchange == "allreduce" or question.framework == "tensorflow"
+    choice = "" if alone else f', exchange="{exchange}"'
+    yield f'In the script: compression=Compression.from_string("{chosen.form}"{choice}).'
+    if exchange == "hierarchical":
+        yield (
+            "The hierarchical exchange needs hvd.init(process_sets=node_process_sets()) and "
+            "hvd.barrier() at the end; both are in the README."
+        )
+    if chosen.settings.memory.slots:
+        yield (
+            "With Adam and its kin begin dense (start_after=, 10 to 25 % of all steps), or take a "
+            "codec without a memory: qsgd, natural, fp16."
+        )
 
 
 def _report(question: Question, advice: Advice, measured: Costs) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import statistics
 import sys
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -97,16 +97,18 @@ def network(
         content = network_content.read(read)
     else:
         wanted = {"batch": batch, "steps": steps, "rounds": rounds, "systems": systems}
-        content = network_content.nothing()
-        _measure_all(content, counts, speeds, models, wanted)
-        content = network_content.together(before, content)
+        content = before
+        for part in _measure_all(counts, speeds, models, wanted):
+            content = network_content.together(content, part)
+            if json_file:  # a part that fails loses none before it
+                network_content.write(json_file, content)
     console = Console(width=500)
     for rows in parts(content["rows"]):
         console.print("", _table(rows), sep="\n")
     if check:
         console.print("", network_check.table(content, measured), sep="\n")
-    if json_file:
-        json_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if read and json_file:
+        network_content.write(json_file, content)
     if docs:
         network_page.write(docs, content, measured)
 
@@ -138,13 +140,12 @@ def _ours(forms: Sequence[str], exchanges: Sequence[str]) -> list[str]:
 
 
 def _measure_all(
-    content: dict[str, Any],
     counts: Sequence[int],
     speeds: Sequence[float],
     models: Sequence[str],
     wanted: dict[str, Any],
-) -> None:
-    """Fill in facts and rows of every model, number of hosts and bandwidth."""
+) -> Iterator[network_content.Content]:
+    """Yield facts and rows of each model, number of hosts and bandwidth."""
     systems = wanted["systems"]
     every = [(one, hosts, speed) for one in models for hosts in counts for speed in speeds]
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -160,8 +161,9 @@ def _measure_all(
             with Cluster(hosts=hosts, bandwidth=speed) as cluster:
                 facts, turns = _measure(cluster, {**wanted, "model": one}, done)
             copy = statistics.median(told["copy"] for told in turns)
-            content["facts"].append({**about, **taken, **facts, "copy": copy})
-            content["rows"] += [_row(name, turns, about) for name in systems]
+            facts = {**about, **taken, **facts, "copy": copy}
+            rows = [_row(name, turns, about) for name in systems]
+            yield {**network_content.nothing(), "facts": [facts], "rows": rows}
 
 
 def _measure(

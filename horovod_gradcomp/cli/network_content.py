@@ -76,6 +76,11 @@ def read(path: Path) -> Content:
     return content
 
 
+def write(path: Path, content: Content) -> None:
+    """Write a file that :func:`read` reads."""
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def taken() -> dict[str, str]:
     """Return how and when a part is measured."""
     return {

@@ -12,7 +12,7 @@ from .network_content import Row, grouped, part, parts
 from .network_worker import ALONE, AUTO, HOROVOD
 
 _HEAD = """\
-# Training over limited links
+# Training over limited links: {models}, {hosts} hosts
 
 Real training steps of every system in turns within one run: ranks are processes in network
 namespaces of one machine, joined by links of the speed named, as
@@ -73,7 +73,14 @@ def write(path: Path, content: dict[str, Any], costs: Costs) -> None:
     rows = content["rows"]
     speedups(picture, rows, leave_out=(ALONE, HOROVOD[0]))
     machine, taken = content["machine"], "\n".join(_taken(content["facts"]))
-    text = _HEAD.format(alone=ALONE, picture=picture.name, machine=machine, taken=taken)
+    text = _HEAD.format(
+        models=_each(rows, "model"),
+        hosts=_each(rows, "hosts"),
+        alone=ALONE,
+        picture=picture.name,
+        machine=machine,
+        taken=taken,
+    )
     for some in parts(rows):
         first = some[0]
         text += f"\n## {first['model']}, {first['hosts']} hosts, {first['bandwidth']}\n\n"
@@ -140,3 +147,7 @@ def _markdown(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int = 
     """Return a table, all columns but the first ones aligned to the right."""
     rule = [*["---"] * words, *["---:"] * (len(heads) - words)]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (heads, rule, *rows))
+
+
+def _each(rows: Sequence[Row], key: str) -> str:
+    return ", ".join(dict.fromkeys(str(row[key]) for row in rows))

@@ -35,8 +35,8 @@ def count(text: str, option: str) -> int:
     """
     number, unit = _split(text)
     scale = _COUNTS.get(unit.lower())
-    if number is None or scale is None or not number * scale >= 1:
-        raise _bad(option, text, "a number such as 100e6, 25_000_000, 100M or 1.5B")
+    if number is None or scale is None or not 1 <= number * scale <= 1e15:
+        raise _bad(option, text, "a number such as 100e6, 25_000_000, 100M or 1.5B, at most 1e15")
     return round(number * scale)
 
 

@@ -16,11 +16,12 @@ from ..core.projection import Kept, Projection, Sent, scaled
 class ACP(LowRank, Projection):
     """Send one of the two factors of ``M ~ P Q'`` in each step, and use the other from before.
 
-    ``M`` is the gradient as a matrix (first dimension, all others), m x n. All ranks share an
-    orthonormal ``Q`` (n x r) in even steps: ``P = M Q`` is sent and ``Q(M) = P Q'``. In odd steps
-    they share ``P``, the orthonormal form of the last step's sum: ``Q = M' P`` is sent and
-    ``Q(M) = P Q'``. So each step is half of a power iteration on the ranks' mean gradient, and
-    since the payload is linear in M, Horovod reduces it, fused and overlapped with all others.
+    ``M`` is the gradient as a matrix (the first dimension or the last one, and all others), m x n.
+    All ranks share an orthonormal ``Q`` (n x r) in even steps: ``P = M Q`` is sent and
+    ``Q(M) = P Q'``. In odd steps they share ``P``, the orthonormal form of the last step's sum:
+    ``Q = M' P`` is sent and ``Q(M) = P Q'``. So each step is half of a power iteration on the
+    ranks' mean gradient, and since the payload is linear in M, Horovod reduces it, fused and
+    overlapped with all others.
 
     =======  =======  ===========  ==========================================================
     tensor   dtype    shape        bytes

@@ -28,9 +28,10 @@ from ..core.projection import inner_call
 class PowerSGD(LowRank):
     """Send both factors of ``M ~ P Q'``, first P, and from the orthonormal form of its sum Q.
 
-    ``M`` is the gradient as a matrix (first dimension, all others), m x n, and Q the factor of the
-    last step. ``P = M Q`` is summed over ranks and orthonormalised, then ``Q = M' P`` is summed,
-    and ``Q(M) = P Q'``: one whole power iteration a step on the ranks' mean gradient.
+    ``M`` is the gradient as a matrix (the first dimension or the last one, and all others), m x n,
+    and Q the factor of the last step. ``P = M Q`` is summed over ranks and orthonormalised, then
+    ``Q = M' P`` is summed, and ``Q(M) = P Q'``: one whole power iteration a step on the ranks' mean
+    gradient.
 
     =======  =======  ========  ==============================================
     tensor   dtype    shape     bytes

@@ -16,9 +16,10 @@ from ..core.projection import Kept, Projection, Sent, scaled
 class SVD(LowRank, Projection):
     """Send the best approximation of rank r that each rank finds of its own matrix ``M``.
 
-    ``M`` is the gradient as a matrix (first dimension, all others), m x n. From a random
-    orthonormal basis of r rows, ``P = orth(M Q)`` and ``Q = M' P`` are repeated, as in a randomised
-    SVD; ``Q(M) = P Q'`` with P orthonormal. All ranks' factors are joined to one product.
+    ``M`` is the gradient as a matrix (the first dimension or the last one, and all others), m x n.
+    From a random orthonormal basis of r rows, ``P = orth(M Q)`` and ``Q = M' P`` are repeated, as
+    in a randomised SVD; ``Q(M) = P Q'`` with P orthonormal. All ranks' factors are joined to one
+    product.
 
     =======  =======  ================  ====================================================
     tensor   dtype    shape             bytes

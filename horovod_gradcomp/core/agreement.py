@@ -11,12 +11,15 @@ from typing import Any
 
 from .errors import SettingsError, explain
 
+_MODEL = "give every rank the same compression and the same model"
 
-def check(facts: Mapping[int, Mapping[str, Any]]) -> None:
+
+def check(facts: Mapping[int, Mapping[str, Any]], do: str = _MODEL) -> None:
     """Compare what ranks say of themselves.
 
     Args:
         facts: By rank, each by name.
+        do: What to do where they differ.
 
     Raises:
         SettingsError: With every fact that differs, its values and their ranks.
@@ -38,7 +41,7 @@ def check(facts: Mapping[int, Mapping[str, Any]]) -> None:
             explain(
                 got="; ".join(differ),
                 expected="the same on all ranks",
-                do="give every rank the same compression and the same model",
+                do=do,
             )
         )
 

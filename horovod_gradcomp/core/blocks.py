@@ -29,6 +29,7 @@ from .codec import (
     is_one,
     numels,
 )
+from .errors import explain
 from .kernel import Kernel, Span, own_kernel, spans
 from .payload import Layout, Section
 
@@ -80,6 +81,13 @@ class BlockCodec(Codec):
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         own_kernel(cls, "quantize", "dequantize")
+        if len(cls.ranges) != cls.headers:
+            raise TypeError(
+                explain(
+                    got=f"{cls.__name__} with headers = {cls.headers} and {len(cls.ranges)} ranges",
+                    expected="a least and a greatest value of each header",
+                )
+            )
 
     @abstractmethod
     def quantize(self, xp: Any, rows: Tensor, call: Call, start: int) -> tuple[Tensor, Tensor]:

@@ -15,8 +15,8 @@ exchange          time of its messages
 
 A step is then the forward pass; the backward pass with encoding in between, during which what is
 encoded is already sent (:func:`pipeline`); what is left to send; and decoding. Where a rank has no
-processor to spare, what sending takes of one (measured, :attr:`.Link.work`) is time of the backward
-pass, too. ``t`` of gathers, and of sums of float16, may be another one (:class:`.Cluster`).
+processor to spare, what sending takes from computing (measured, :attr:`.Link.work`) is time of the
+backward pass, too. ``t`` of gathers, and of sums of float16, may be another (:class:`.Cluster`).
 
 Reference: S. Agarwal et al., "On the Utility of Gradient Compression in Distributed Training
 Systems", arXiv:2103.00543, for the step.

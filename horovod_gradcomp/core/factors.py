@@ -95,7 +95,7 @@ def modes(extents: Sequence[Extent], ranks: Sequence[int], max_rate: float) -> l
 
 
 def parts(extents: Sequence[Extent], rank: int, max_rate: float) -> list[Part]:
-    """Return each tensor as a matrix ``(first, rest)``.
+    """Return each tensor as a matrix: of :func:`matrix_of`, and a vector as one row.
 
     A matrix whose two factors together do not have fewer than ``max_rate`` of its elements is sent
     as it is.
@@ -103,13 +103,23 @@ def parts(extents: Sequence[Extent], rank: int, max_rate: float) -> list[Part]:
     out, start = [], 0
     for extent in extents:
         shape = (extent,) if isinstance(extent, int) else extent
-        rows = shape[0] if len(shape) > 1 else 1
-        cols = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
+        rows, cols = matrix_of(shape) if len(shape) > 1 else (1, math.prod(shape))
         size = min(rank, rows, cols)
         pays = (rows + cols) * size < max_rate * rows * cols
         out.append(Part(start, rows, cols, size if pays else 0))
         start += rows * cols
     return out
+
+
+def matrix_of(shape: Sequence[int]) -> tuple[int, int]:
+    """Return rows and columns of a tensor of two dimensions or more, taken as a matrix.
+
+    One side is the first dimension or the last, whichever leaves the smaller factors: kernels of
+    convolutions have their output channels first in PyTorch and last in TensorFlow.
+    """
+    first = shape[0], math.prod(shape[1:])
+    last = math.prod(shape[:-1]), shape[-1]
+    return first if sum(first) <= sum(last) else last
 
 
 def pieces(xp: Any, flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:

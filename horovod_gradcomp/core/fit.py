@@ -8,6 +8,12 @@ from typing import Any
 
 from .settings import Settings
 
+ADAPTIVE = (
+    *("betas", "alpha", "rho", "beta2_decay", "initial_accumulator_value"),
+    *("beta_1", "adam_beta_1", "beta_2_decay"),
+)
+"""Settings of optimizers that adapt to the size of gradients, in PyTorch and in Keras."""
+
 
 def doubts(settings: Settings, groups: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return what speaks against settings with an optimizer.
@@ -22,7 +28,7 @@ def doubts(settings: Settings, groups: Iterable[Mapping[str, Any]]) -> list[str]
             "memory='momentum' takes the place of the optimizer's momentum, which is not 0: old "
             "gradients count twice. Set momentum=0, or use memory='residual'."
         )
-    adaptive = any("betas" in g or "alpha" in g or "rho" in g for g in groups)
+    adaptive = any(name in g for g in groups for name in ADAPTIVE)
     if adaptive and settings.memory.slots and not settings.options.start_after:
         out.append(
             "error feedback with an optimizer that adapts to the size of gradients (Adam and its "
@@ -39,10 +45,7 @@ def keras_group(config: Mapping[str, Any]) -> dict[str, Any]:
         config: What the optimizer's ``get_config`` returns.
     """
     inner = config.get("inner_optimizer", {}).get("config")  # of a LossScaleOptimizer
-    group = dict(config if inner is None else inner)
-    if "beta_1" in group:
-        group["betas"] = (group["beta_1"], group.get("beta_2"))
-    return group
+    return dict(config if inner is None else inner)
 
 
 def unused_rules(settings: Settings, names: Iterable[str]) -> list[str]:

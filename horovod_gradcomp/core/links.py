@@ -36,8 +36,8 @@ class Link:
     Attributes:
         bandwidth: Bytes a second, in each direction.
         latency: Seconds a message.
-        work: Processor's seconds for each byte that a rank sends, in threads beside the training's
-            (copies, sums and the network stack).
+        work: Seconds of computing that are lost for each byte that a rank sends meanwhile (copies,
+            sums, the network stack), where there is no processor to spare.
     """
 
     bandwidth: float

@@ -81,9 +81,9 @@ def complaint(_: int, what: int, name: str) -> str:
     return explain(
         got=f"{damage.describe(what)}, for '{name}'",
         expected="all ranks at the same step",
-        why="after hvd.join the ranks that had joined are behind, and what they send belongs to "
-        "other elements",
-        do="call compression.join() in place of hvd.join()",
+        why="after hvd.join the ranks that had joined are behind, as is a rank that alone loaded a "
+        "state, and what it sends belongs to other elements",
+        do="call compression.join() in place of hvd.join(), and load states on all ranks",
     )
 
 

@@ -158,6 +158,10 @@ class Clock:
         self._optimizer, self.settings = optimizer, settings
         self._begun = time.perf_counter()
 
+    def skip(self, steps: int) -> None:
+        """Count none of these steps, which were done elsewhere."""
+        self._steps += steps
+
     def since(self, steps: int) -> int:
         """Return how many steps there were since the last record."""
         return steps - self._steps

@@ -169,7 +169,7 @@ def _check_machine() -> None:
                 got=f"user {os.geteuid()}",
                 expected="root",
                 why="only root may make networks",
-                do="sudo, with the full path of gradcomp",
+                do='sudo env "PATH=$PATH" gradcomp ...',
             )
         )
 

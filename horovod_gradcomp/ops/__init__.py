@@ -200,10 +200,18 @@ class Ops(Protocol):
         """Shift as :meth:`shift_signed` does."""
 
     def magnitude(self, x: Tensor) -> Tensor:
-        """Return the bits of ``|x|`` (float32) as int32: ordered as ``|x|`` is, NaN greatest."""
+        """Return the bits of ``|x|`` as int32: ordered as ``|x|`` is, NaN greatest.
+
+        Raises:
+            TypeError: It is not float32.
+        """
 
     def flush(self, x: Tensor, floor: float) -> Tensor:
-        """Return ``x`` with every ``|x| < floor`` replaced by zero, decided on the bits."""
+        """Return ``x`` with every ``|x| < floor`` replaced by zero, decided on the bits.
+
+        Raises:
+            TypeError: It is not float32.
+        """
 
     # Selection --------------------------------------------------------------------------------
     def strided(self, x: Tensor, stride: int) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import tensorflow as tf
 
+from ..core.errors import explain
 from ..core.payload import FLAG_BYTES, ITEM_BYTES
 from . import tensorflow_kernels
 
@@ -288,6 +289,8 @@ def shift_signed_(a: Tensor, count: int) -> Tensor:
 
 
 def magnitude(x: Tensor) -> Tensor:
+    if x.dtype != tf.float32:
+        raise TypeError(explain(got=x.dtype.name, expected="float32"))
     return bit_and(tf.bitcast(x, tf.int32), _ABS)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Callable
 
 import torch
 
+from ..core.errors import explain
 from ..core.payload import FLAG_BYTES
 from . import torch_kernels
 from .torch_kernels import fresh
@@ -290,6 +291,8 @@ def shift_signed_(a: Tensor, count: int) -> Tensor:
 
 
 def magnitude(x: Tensor) -> Tensor:
+    if x.dtype is not torch.float32:
+        raise TypeError(explain(got=str(x.dtype), expected="float32"))
     return x.view(torch.int32) & _ABS
 
 

@@ -85,8 +85,7 @@ def _check(codec: Codec, shapes: inputs.Shapes, kind: str, paths: Sequence[str])
     cases = [laws.Case(frameworks.load(path), codec, values, call) for path in paths]
     every = (*laws.LAWS, *laws.FEW_KINDS_LAWS) if kind in ("gaussian", "ties") else laws.LAWS
     for case in cases:
-        try:
+        with laws.told(f"{case.fw.path}, {kind} values"):
             laws.obey(every, case)
-        except AssertionError as error:
-            raise AssertionError(f"{case.fw.path}, {kind} values: {error}") from error
-    laws.frameworks_agree(cases)
+    with laws.told(f"frameworks_agree, {kind} values, shapes {shapes}"):
+        laws.frameworks_agree(cases)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Callable
@@ -271,10 +272,17 @@ FEW_KINDS_LAWS: tuple[Callable[[Case], None], ...] = (
 def obey(laws: Iterable[Callable[[Case], None]], case: Case) -> None:
     """Apply laws, and name the one that is broken and the shapes."""
     for law in laws:
-        try:
+        with told(f"{law.__name__}, {case.call.shapes}"):
             law(case)
-        except AssertionError as error:
-            raise AssertionError(f"{law.__name__}, {case.call.shapes}: {error}") from error
+
+
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """Put where it was in front of what is wrong."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{where}: {error}") from error
 
 
 # For some -------------------------------------------------------------------------------------

@@ -2,10 +2,12 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from horovod_gradcomp.cli.local import launcher, run
+from horovod_gradcomp.torch import probe
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(150)]
 
@@ -26,3 +28,25 @@ def test_it_measures_and_one_rank_answers(tmp_path):
     assert 1e6 < asked["cluster"]["inside"]["bandwidth"] < 1e12
     assert 0 < asked["cluster"]["inside"]["latency"] < 1.0
     assert asked["copy"] > 1e7
+
+
+def test_work_is_the_computing_that_is_lost(monkeypatch):
+    """A product takes a second, and three while something is on its way."""
+    clock, under_way = [0.0], []
+
+    def product(*_, **__):
+        clock[0] += 3.0 if under_way else 1.0
+
+    def poll(handle):
+        return clock[0] >= handle
+
+    def start():
+        under_way.append(True)
+        return int(clock[0]) + 12
+
+    monkeypatch.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(probe.torch, "mm", product)
+    monkeypatch.setattr(probe.hvd, "poll", poll)
+    monkeypatch.setattr(probe.hvd, "synchronize", lambda _: under_way.clear())
+    monkeypatch.setattr(probe, "gathered", lambda mine, *_: [mine, mine + 2.0])
+    assert probe._taken(start, "name", None) == 8.0 + 1.0  # 4 of 12; the other rank loses 2 more

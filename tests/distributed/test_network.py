@@ -19,7 +19,7 @@ from horovod_gradcomp.cli import (
 )
 from horovod_gradcomp.cli.network_worker import ALONE, AUTO, DDP, HOROVOD
 from horovod_gradcomp.codecs import build
-from horovod_gradcomp.core.errors import SettingsError
+from horovod_gradcomp.core.errors import GradCompError, SettingsError
 from horovod_gradcomp.lab import cleanup
 from tests.distributed.launch import FOLDER, leftovers
 
@@ -127,6 +127,7 @@ def test_the_page(tmp_path):
     text = page.read_text()
     assert "| `auto`: `topk` | 1,000 | 1.50 (0.50 to 2.50) | 1.00 |" in text
     assert "Measured on this, by\n\n- `c`, d; load before each part: 1.0\n" in text
+    assert text.startswith("# Training over limited links: m, 2 hosts\n")
     assert "## More hosts" not in text
     assert "![" in text
     assert "(page.png)" in text
@@ -150,6 +151,7 @@ def test_the_page_of_several_hosts(tmp_path):
         row.update(iface_mb_per_step=1.0)
     page = tmp_path / "page.md"
     network_page.write(page, told, costs.load())
+    assert page.read_text().startswith("# Training over limited links: m, 2, 3 hosts\n")
     part = page.read_text().partition("## More hosts")[2].partition("\n## ")[0]
     heads, _, *lines = (line for line in part.splitlines() if line.startswith("|"))
     assert heads == "| system | 2 hosts, ms | predicted | 3 hosts, ms | predicted |"
@@ -230,6 +232,24 @@ def test_rows_of_another_machine_are_refused_before_measuring(tmp_path, monkeypa
     assert isinstance(done.exception, SettingsError)
     assert "rows of this machine, not of another" in str(done.exception)
     assert measured == []
+
+
+def test_a_part_that_fails_leaves_those_before_it(tmp_path, monkeypatch):
+    def measure(counts, *_):
+        yield {**network_content.nothing(), "facts": [], "rows": [row(counts[0])]}
+        raise GradCompError("a rank ended")
+
+    def row(hosts):
+        return {"model": "mlp1x1", "bandwidth": "1 Gbit/s", "hosts": hosts}
+
+    file = tmp_path / "rows.json"
+    network_content.write(file, {**network_content.nothing(), "rows": [row(3)]})
+    monkeypatch.setattr(network, "_measure_all", measure)
+    app = typer.Typer()
+    app.command()(network.network)
+    done = CliRunner().invoke(app, ["--hosts", "2,4", "--add", "--json", str(file)])
+    assert str(done.exception) == "a rank ended"
+    assert network_content.read(file)["rows"] == [row(3), row(2)]
 
 
 @pytest.mark.distributed
