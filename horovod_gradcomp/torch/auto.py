@@ -9,7 +9,6 @@ these are no shorter, what it has not sent so far is sent, and gradients travel 
 from __future__ import annotations
 
 import logging
-import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ from typing import Any, Callable, NamedTuple
 import horovod.torch as hvd
 
 from ..core.auto import NONE, Pace, choose, fitting, hopeless
+from ..core.environment import elastic
 from ..core.errors import BindingError, explain
 from . import probe
 from .agreement import gathered
@@ -50,7 +50,7 @@ class Tuner:
     """
 
     def __init__(self, binding: Binding, groups: Iterable[Mapping[str, Any]]) -> None:
-        if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+        if elastic():
             refuse_elastic()
         assert binding.settings.auto is not None
         self._binding, self._dense = binding, binding.settings
@@ -139,7 +139,7 @@ class Tuner:
         binding = self._binding
         name = f"{binding.prefix}.auto"
         device = binding.params[0].device
-        link = probe.ring(name, binding.process_set, device)
+        link = probe.ring(name, binding.process_set, device, work=False)
         self._told["bytes_a_second"] = link.bandwidth
         loads = {
             form: load(settings, binding.names, binding.params)
@@ -187,7 +187,7 @@ class Tuner:
 
     def saved(self) -> dict[str, Any]:
         """Return what :meth:`resume` needs, and whose it is."""
-        return {"choice": self.choice, "model": self._binding.fingerprint}
+        return {"choice": self.choice}
 
     def report(self) -> dict[str, Any]:
         """Return the choice and what it rests on."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-import os
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import horovod.torch as hvd
 import torch
 
+from ..core.environment import elastic
 from ..core.errors import BindingError, explain
 from ..core.exchange import Reduce, Request, Scope
 from ..core.route import Team
@@ -30,9 +30,9 @@ from ..core.telemetry import WIDTH
 from .agreement import agree
 from .carriers import Carriers
 from .finite import Doubts
-from .layout import clear_away, lay_out
+from .layout import Place, clear_away, lay_out
 from .meter import Listener, Meter
-from .nodes import RollCall, place, settle
+from .nodes import NodeSets, RollCall, place, settle
 from .regroup import Past, meet
 from .trace import Recorder
 from .unit import Unit
@@ -77,7 +77,11 @@ class Binding:
         self.process_set = process_set
         self.optimizer = weakref.ref(optimizer) if optimizer is not None else None
         self.grad_scaler = grad_scaler
+        self.facts: Mapping[str, str] = {}
+        """What else must be alike on all ranks, by name."""
         self.number = next(_numbers)
+        self.world = (1, 0)
+        """Number of ranks and this rank, when it last met them."""
         self.lock = threading.RLock()
         """To be held in ``compress`` and ``decompress``: autograd has a thread for each device."""
         self.step = 0
@@ -95,6 +99,8 @@ class Binding:
         self._doubts = Doubts()
         self.follows_resets = False
         """Whether :meth:`meet_again` will be called whenever elastic training changes the ranks."""
+        self.begins: Callable[[Binding], None] | None = None
+        """What is to be done first in every step, where it was bound by hand."""
         self.tuner: Tuner | None = None
         """What chooses the settings, where that is left to the first steps."""
         self.recorder: Recorder | None = None
@@ -112,7 +118,7 @@ class Binding:
         self._carriers = Carriers((), self.prefix, process_set)
         self._ranks: tuple[int, ...] = ()
         self._team = Team(1, 0)
-        self._sets: Mapping[Scope, Any] = {}
+        self._nodes: NodeSets | None = None
         self._roll = RollCall()
 
     @property
@@ -149,12 +155,19 @@ class Binding:
         """Return the position of a bound parameter, or None."""
         return self._ids.get(id(p))
 
+    def place_of(self, p: Tensor) -> Place | None:
+        """Return the unit of a parameter and where it is in it; None if it has none here."""
+        index = self.index_of_parameter(p)
+        return None if index is None else self._where[index]
+
     # The slot ---------------------------------------------------------------------------------
     def compress(self, index: int, tensor: Tensor) -> tuple[Tensor, Ticket]:
         """Take in a gradient; see :meth:`Compressor.compress`."""
         if self._arrived[index] or not self._sending or (self._open and self._given_up()):
             self._abandon()
         if not self._open:
+            if self.begins is not None:
+                self.begins(self)
             self._handles = self._awaited()
             self._refresh_ranks()
             self._lift = loss_scale(self.grad_scaler)
@@ -247,6 +260,25 @@ class Binding:
         """Return whether the optimizer was reset within the step."""
         return self._awaited() is not self._handles
 
+    # Other bindings by hand -------------------------------------------------------------------
+    @property
+    def in_step(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._open > 0
+
+    def settle(self, unit: Unit) -> None:
+        """Let a unit remember as a rank all that this one owes as a reducing side."""
+        unit.side.move(None, self._team.size)
+        unit.stats.state_bytes = unit.store.nbytes
+
+    def go_on_from(self, other: Binding) -> None:
+        """Begin the next step where another binding is, with a guard that stands where its does."""
+        skipped, self.step = other.step - self.step, other.step
+        if self.watch is not None and other.watch is not None:
+            self.watch.stand(other.watch.standing, self.step)
+        if self.meter is not None:
+            self.meter.skip(skipped)
+
     # Inside a step ----------------------------------------------------------------------------
     def _carrier(self, index: int, *, frozen: bool) -> Tensor:
         meter, carriers = self.meter, self._carriers
@@ -281,7 +313,7 @@ class Binding:
 
     def _start(self, unit: Unit, request: Request) -> None:
         scope = getattr(request, "scope", Scope.ALL)
-        unit.start(request, self.prefix, self._sets.get(scope, self.process_set))
+        unit.start(request, self.prefix, self._set_of(scope))
 
     def _start_all(self, requests: Sequence[tuple[Unit, Request | None]]) -> bool:
         """Start what units ask for, and return whether any of them asks for anything."""
@@ -395,7 +427,7 @@ class Binding:
         self._past = self._past._replace(norms=tuple(norms.tolist()))
 
     def _meet(self, ranks: tuple[int, ...]) -> None:
-        if self.units and not self.follows_resets and int(os.environ.get("HOROVOD_ELASTIC", "0")):
+        if self.units and not self.follows_resets and elastic():
             raise BindingError(
                 explain(
                     got="elastic training with hvd.elastic.TorchState",
@@ -406,7 +438,7 @@ class Binding:
                 )
             )
         model = f"{len(self.params)} of digest {self.fingerprint}"
-        facts = {**self.settings.facts(), "parameters": model}
+        facts = {**self.settings.facts(), **self.facts, "parameters": model}
         turns = [unit.turn for unit in self.units]
         stands = self.watch.standing if self.watch is not None else ()
         past = self._past._replace(step=self.step, turns=turns, stands=stands)
@@ -414,14 +446,17 @@ class Binding:
         if self.tuner is not None:
             facts["auto"] = str(self.tuner.choice)
         told = agree(facts, more, ranks, self.process_set)
-        places = [one["place"] for one in told]
-        found = settle(places, self.settings.options, self.units, self.process_set)
-        self._sets = {} if found is None else found.sets
-        self._team = Team(len(ranks), ranks.index(hvd.rank()), found and found.nodes)
+        self._find_nodes([one["place"] for one in told], ranks)
         self.stats.lost_norm += meet(self, [one["past"] for one in told], ranks)
         self._past = Past(0, (), len(ranks), ranks.index(hvd.rank()))
         self._carriers = Carriers(ranks, self.prefix, self.process_set)
         self._carriers.wide = self.watch is not None
+
+    def _find_nodes(self, places: Sequence[Mapping[str, Any]], ranks: tuple[int, ...]) -> None:
+        found = settle(places, self.settings.options, self.units, self.process_set)
+        self._nodes = found
+        self._team = Team(len(ranks), ranks.index(hvd.rank()), found and found.nodes)
+        self.world = hvd.size(), hvd.rank()
 
     def _next_step(self) -> None:
         for unit in self.units:
@@ -439,11 +474,18 @@ class Binding:
         ranks = tuple(self.process_set.ranks or range(hvd.size()))
         if self._carriers.ranks != ranks:
             self._meet(ranks)
+        elif self._nodes is not None and self._nodes.gone:
+            told = agree(self.settings.facts(), {"place": place()}, ranks, self.process_set)
+            self._find_nodes([one["place"] for one in told], ranks)
         self._ranks = ranks
         if self.by_nodes:
             self._roll.start(self.prefix)
             self.units[0].stats.wire_bytes += 4
             self.units[0].stats.collectives += 1
+
+    def _set_of(self, scope: Scope) -> Any:
+        sets = {} if self._nodes is None else self._nodes.sets
+        return sets.get(scope, self.process_set)
 
     @property
     def by_nodes(self) -> bool:

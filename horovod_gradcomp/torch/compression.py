@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,15 +16,14 @@ import horovod.torch as hvd
 import torch
 from horovod.torch.compression import Compressor as HorovodCompressor
 
-from ..core import fit
 from ..core.errors import BindingError, SettingsError, StateError, explain
 from ..core.namespace import Namespace
 from ..core.settings import Settings, compose, refuse_unchecked
 from ..core.stats import Stats
-from . import identity, state
-from .auto import Tuner, refuse_elastic
+from . import identity, regroup, state
+from .auto import refuse_elastic
 from .binding import Binding, Ticket
-from .regroup import catch_up
+from .bindings import Bindings
 from .telemetry import Telemetry
 from .trace import Trace
 
@@ -58,10 +55,6 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         refuse_unchecked(settings)
         self._settings = settings
         self._stats = Stats()
-        self._bindings: list[Binding] = []
-        self._lock = threading.RLock()
-        self._pending: list[Mapping[str, Any]] = []
-        self._said: set[str] = set()
         self._follows_resets = False
         self._trace: Trace | None = None
         self._telemetry: list[Telemetry] = []
@@ -70,6 +63,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
                 explain(got=f"grad_scaler={grad_scaler!r}", expected="a torch.amp.GradScaler")
             )
         self._grad_scaler = grad_scaler
+        self._bindings = Bindings(settings, self._stats, grad_scaler, self._welcome)
         if named_parameters is not None:
             self.bind(named_parameters, process_set=process_set or hvd.global_process_set)
         elif process_set is not None:
@@ -96,7 +90,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             BindingError: With a memory, when it cannot be told which parameter this is; or the
                 reduction is over another process set than was bound.
         """
-        found = self._find(tensor)
+        found = self._bindings.find(tensor)
         if found is None:
             return self._dense(tensor)
         binding, index = found
@@ -138,7 +132,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             )
         if self._settings.auto is not None or other._settings.auto is not None:
             raise SettingsError(explain(got="'+' with Compression.auto", expected="a codec"))
-        if self._bindings or self._pending:
+        if self._bindings or self._bindings.pending:
             raise SettingsError(
                 explain(got="a compressor in use before '+'", expected="compressors just made")
             )
@@ -163,14 +157,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         Returns:
             This object.
         """
-        named = [(name, p) for name, p in _pairs(named_parameters) if p.requires_grad]
-        if len({name for name, _ in named}) != len(named):
-            raise BindingError(explain(got="a name twice", expected="unique parameter names"))
-        known = next((b for b in self._bindings if b.stands_for(named, process_set)), None)
-        if known is not None:  # what it remembers must not be left behind
-            self._put_first(known)
-            return self
-        self._add(self._binding(named, process_set, None))
+        self._bindings.bind(named_parameters, process_set)
         return self
 
     def bind_optimizer(self, optimizer: Any) -> Compressor:
@@ -181,92 +168,14 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         Args:
             optimizer: What ``hvd.DistributedOptimizer`` returned.
         """
-        for attribute in ("_parameter_names", "_requires_update", "param_groups"):
-            if not hasattr(optimizer, attribute):
-                raise BindingError(
-                    explain(
-                        got=type(optimizer).__name__,
-                        expected="an optimizer made by hvd.DistributedOptimizer",
-                    )
-                )
-        named = [
-            (optimizer._parameter_names[p], p)
-            for group in optimizer.param_groups
-            for p in group["params"]
-            if p in optimizer._requires_update
-        ]
-        process_set = getattr(optimizer, "process_set", hvd.global_process_set)
-        doubts = [
-            doubt
-            for own in self._settings.every
-            for doubt in fit.doubts(own, optimizer.param_groups)
-        ]
-        auto = self._settings.auto
-        ruled = auto.candidates[0][1] if auto else self._settings
-        for doubt in doubts + fit.unused_rules(ruled, [name for name, _ in named]):
-            self._say(doubt)
-        self._add(self._binding(named, process_set, optimizer))
+        self._bindings.bind_optimizer(optimizer)
         return self
 
-    def _binding(
-        self, named: list[tuple[str, Tensor]], process_set: Any, optimizer: Any
-    ) -> Binding:
-        binding = Binding(
-            self._settings, self._stats, named, process_set, optimizer, self._grad_scaler
-        )
-        if self._settings.auto is not None:
-            groups = [] if optimizer is None else optimizer.param_groups
-            binding.tuner = Tuner(binding, groups)
-        return binding
-
-    def _add(self, binding: Binding) -> None:
+    def _welcome(self, binding: Binding) -> None:
         binding.follows_resets = self._follows_resets
         binding.recorder = self._trace.recorder(binding) if self._trace else None
         for telemetry in self._telemetry:
             telemetry.attach(binding)
-        self._put_first(binding)
-        if self._pending:
-            mine = next((p for p in self._pending if state.belongs(binding, p)), self._pending[0])
-            self._pending = [p for p in self._pending if p is not mine]
-            state.load_binding(binding, mine)
-
-    def _bound_now(self, optimizer: Any) -> bool:
-        """Bind an optimizer; return False where it was bound already."""
-        with self._lock:
-            if any(b.optimizer and b.optimizer() is optimizer for b in self._bindings):
-                return False
-            self.bind_optimizer(optimizer)
-            return True
-
-    def _put_first(self, binding: Binding) -> None:
-        """Look there first, from now on; other threads may be going through the old list."""
-        with self._lock:
-            others = [b for b in self._bindings if b.optimizer is None or b.optimizer()]
-            self._bindings = [binding, *(b for b in others if b is not binding)]
-
-    def _find(self, tensor: Tensor) -> tuple[Binding, int] | None:
-        for i, binding in enumerate(self._bindings):
-            index = binding.index_of(tensor)
-            if index is not None:
-                if i:
-                    self._put_first(binding)
-                return binding, index
-        return self._find_caller(tensor)
-
-    def _find_caller(self, tensor: Tensor) -> tuple[Binding, int] | None:
-        optimizer = identity.calling_optimizer()
-        if optimizer is None:
-            identity.refuse_other_callers()
-            return None
-        identity.refuse_adasum(tensor, optimizer)
-        if self._bound_now(optimizer):
-            return self._find(tensor)
-        p = identity.calling_parameter(tensor)
-        for binding in self._bindings:
-            index = None if p is None else binding.index_of_parameter(p)
-            if index is not None:
-                return binding, index
-        return None
 
     def _dense(self, tensor: Tensor) -> tuple[Tensor, Any]:
         """Send a tensor of unknown origin as it is, which is always right."""
@@ -283,19 +192,13 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
                 )
             )
         if not self._settings.identity:
-            self._say(
+            self._bindings.say(
                 "a tensor that is no gradient of a bound parameter is sent uncompressed; "
                 "compression.bind(model.named_parameters()) changes that"
             )
         if tensor.dtype is torch.bfloat16:
             return tensor.float(), tensor.dtype
         return tensor, None
-
-    def _say(self, text: str) -> None:
-        """Warn, once."""
-        if text not in self._said:
-            self._said.add(text)
-            warnings.warn(f"horovod_gradcomp: {text}", stacklevel=4)
 
     # State and numbers ------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -305,22 +208,27 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             A manifest (format, world_size, rank, settings) and for each optimizer its step and
             its memory tensors by parameter name.
         """
-        saved = state.save(self._settings, self._ordered())
-        saved["optimizers"] += copy.deepcopy(self._pending)  # loaded, and not yet taken up
+        saved = state.save(self._settings, self._bindings.ordered)
+        saved["optimizers"] += copy.deepcopy(self._bindings.pending)  # loaded, and not yet taken up
         return saved
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Take up what :meth:`state_dict` returned on this rank.
 
-        May be called before the first step; parameters are matched by name.
+        May be called before the first step; parameters are matched by name. Several optimizers are
+        told apart by the names and shapes of their parameters; those alike in both, by the order
+        in which they first step (or are bound), which must then be that of the run that saved. An
+        optimizer that had not begun when the state was taken begins anew.
 
         Raises:
-            StateError: Settings, world size, names or shapes differ; all of it in one message.
+            StateError: Settings, world size, names or shapes differ; all of it in one message, and
+                nothing is changed.
         """
         entries = state.check(self._settings, saved)
-        for binding, entry in zip(self._ordered(), entries):
-            state.load_binding(binding, entry)
-        self._pending = list(entries[len(self._bindings) :])
+        bound = self._bindings.ordered
+        mine, left = state.share_out(bound, entries)
+        state.load(bound, mine)
+        self._bindings.pending = left
 
     def join(self, device: int = -1) -> int:
         """Do ``hvd.join()``, then bring all ranks to the same step again.
@@ -343,45 +251,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             BindingError: Payloads are gathered, and Horovod's response cache is on, the exchange
                 is hierarchical, or gradients are reduced over a process set of its own.
         """
-        if any(b.process_set is not hvd.global_process_set for b in self._bindings):
-            raise BindingError(
-                explain(
-                    got="join() with a process set",
-                    expected="gradients that all ranks reduce",
-                    why="Horovod's join is one of all ranks",
-                )
-            )
-        if any(b.tuner is not None and not b.tuner.settled for b in self._bindings):
-            raise BindingError(
-                explain(
-                    got="join() before Compression.auto has chosen",
-                    expected="more steps on every rank, or a codec",
-                    why="all ranks choose together",
-                )
-            )
-        if any(b.by_nodes for b in self._bindings):
-            raise BindingError(
-                explain(
-                    got="join() with exchange='hierarchical'",
-                    expected="exchange='allgather' or 'two_phase'",
-                    why="what a node exchanges needs all of its ranks",
-                )
-            )
-        cached = int(os.environ.get("HOROVOD_CACHE_CAPACITY", "1024"))
-        if cached and any(unit.gathers for b in self._bindings for unit in b.units):
-            raise BindingError(
-                explain(
-                    got="join() with Horovod's response cache",
-                    expected="HOROVOD_CACHE_CAPACITY=0 in the environment of all ranks",
-                    why="Horovod 0.28.1 ends when a rank that has joined meets a gather that it "
-                    "has done before",
-                    do="set it, or choose a codec whose payloads Horovod adds up, such as randomk",
-                )
-            )
-        last = int(hvd.join(device))
-        for binding in sorted(self._bindings, key=lambda b: b.prefix):
-            catch_up(binding, last)
-        return last
+        return regroup.join(self._bindings, device)
 
     # For elastic training; see elastic.py -----------------------------------------------------
     def follow_resets(self, optimizer: Any) -> None:
@@ -389,18 +259,18 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         if self._settings.auto is not None:
             refuse_elastic()
         self._follows_resets = True
-        self._bound_now(optimizer)
+        self._bindings.bind_once(optimizer)
         for binding in self._bindings:
             binding.follows_resets = True
 
     def meet_again(self) -> None:
         """Meet the ranks anew in the next step."""
-        for binding in self._ordered():
+        for binding in self._bindings.ordered:
             binding.meet_again()
 
     def tell_norms(self) -> None:
         """Let all ranks know how much each has not yet sent; all must call it."""
-        for binding in self._ordered():
+        for binding in self._bindings.ordered:
             binding.tell_norms()
 
     def snapshot(self) -> dict[int, dict[str, Any]]:
@@ -409,7 +279,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
 
     def rewind(self, saved: Mapping[int, Mapping[str, Any]]) -> None:
         """Go back to a :meth:`snapshot`; the running step counts for nothing."""
-        for binding in self._ordered():
+        for binding in self._bindings.ordered:
             binding.meet_again()
             if binding.number in saved:
                 state.load_binding(binding, saved[binding.number])
@@ -418,9 +288,6 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
     def never_remembers(self) -> bool:
         """Whether gradients are always sent as they are."""
         return self._settings.identity and self._settings.auto is None
-
-    def _ordered(self) -> list[Binding]:
-        return sorted(self._bindings, key=lambda b: b.number)
 
     def stats(self) -> dict[str, Any]:
         """Return bytes and times so far, as plain numbers.
@@ -442,10 +309,14 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         size = hvd.size() if hvd.is_initialized() else 1
         report = self._stats.report(size=size, settings=self._settings.describe())
         if self._settings.auto is not None:
-            report["auto"] = [b.tuner.report() for b in self._ordered() if b.tuner is not None]
+            report["auto"] = [
+                b.tuner.report() for b in self._bindings.ordered if b.tuner is not None
+            ]
         return report
 
-    def telemetry(self, sink: Any, *, every: int = 100, all_ranks: bool = False) -> Telemetry:
+    def telemetry(
+        self, sink: Any, *, every: int | None = 100, all_ranks: bool = False
+    ) -> Telemetry:
         """Record some steps from now on: bytes, times, norms, cosines, of layers and in total.
 
         A record is made for every step whose number (from 0) divides by ``every``: bytes and times
@@ -460,12 +331,14 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
             sink: A path (JSON lines, which are added to what a file holds), a ``SummaryWriter`` of
                 ``torch.utils.tensorboard``, one of ``tf.summary``, or a function of a record. If it
                 fails later on, that is warned of once, and training goes on.
-            every: Steps from one record to the next, at least 1.
+            every: Steps from one record to the next, at least 1; None for those steps alone before
+                which ``record()`` is called.
             all_ranks: Whether each rank writes its own; give each another path. Without it the
                 first rank writes. Ranks that do not call this are not counted in means.
 
         Returns:
-            An object with ``stop()``, or for a ``with`` block.
+            An object with ``stop()``, or for a ``with`` block; its ``record()`` records the next
+            step, too.
 
         Raises:
             SettingsError: The sink is something else, or cannot be written, or ``every`` is out of
@@ -477,7 +350,7 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
         return Telemetry(sink, every, all_ranks, self._stats, self._report_to)
 
     def _report_to(self, telemetry: Telemetry, on: bool) -> None:
-        for binding in self._ordered():
+        for binding in self._bindings.ordered:
             telemetry.attach(binding) if on else telemetry.detach(binding)
         if on:
             self._telemetry.append(telemetry)
@@ -537,33 +410,14 @@ class Compressor(HorovodCompressor):  # type: ignore[misc]  # Horovod is untyped
 
     def __setstate__(self, saved: Mapping[str, Any]) -> None:
         self.__init__(saved["settings"])  # type: ignore[misc]
-        self._pending = list(saved["pending"])
+        self._bindings.pending = list(saved["pending"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Compressor:
         """Return a copy with a memory of its own, that follows the same loss scaler."""
         made = Compressor(self._settings, grad_scaler=self._grad_scaler)
-        made._pending = copy.deepcopy(self.state_dict()["optimizers"], memo)
+        made._bindings.pending = copy.deepcopy(self.state_dict()["optimizers"], memo)
         return made
 
 
 Compression = Namespace(Compressor, ("named_parameters", "process_set", "grad_scaler"))
 """``Compression.topk(ratio=0.01)`` and so on, one for each registered codec."""
-
-
-def _pairs(named_parameters: Any) -> list[tuple[str, Tensor]]:
-    """Return names and parameters, or raise: a matrix of two rows would pass for a pair."""
-    try:
-        pairs = list(named_parameters)
-    except TypeError:
-        pairs = [named_parameters]
-    for one in pairs:
-        pair = isinstance(one, tuple) and len(one) == 2
-        if not pair or not isinstance(one[0], str) or not isinstance(one[1], Tensor):
-            raise BindingError(
-                explain(
-                    got=f"named_parameters= with {type(one).__name__}",
-                    expected="pairs of a name and a parameter",
-                    do="pass model.named_parameters()",
-                )
-            )
-    return pairs

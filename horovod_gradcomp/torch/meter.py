@@ -38,6 +38,9 @@ class Listener(Protocol):
     def follow(self) -> None:
         """Go on with the optimizer's new settings and buckets."""
 
+    def skip(self, steps: int) -> None:
+        """Take note that so many steps were done elsewhere."""
+
 
 class Gauge:
     """Measures one bucket in one step.
@@ -152,6 +155,12 @@ class Meter:
         if rows:
             self.row = torch.zeros(len(self._names), WIDTH)
             self.row[[self._places[name] for name in rows]] = torch.tensor(list(rows.values()))
+
+    def skip(self, steps: int) -> None:
+        """Go on after steps that were done elsewhere."""
+        self.forget()
+        for one in self.listeners:
+            one.skip(steps)
 
     def forget(self) -> None:
         """Let what was to be told, or heard, go."""

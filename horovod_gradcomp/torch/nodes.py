@@ -12,6 +12,7 @@ import torch
 from horovod.common.exceptions import HorovodInternalError
 from horovod.torch.mpi_ops import _basics
 
+from ..core.environment import elastic, number
 from ..core.errors import ExchangeError, SettingsError, explain
 from ..core.exchange import Scope
 from ..core.hierarchical import Nodes, arrange
@@ -28,6 +29,20 @@ class NodeSets(NamedTuple):
 
     nodes: Nodes
     sets: Mapping[Scope, Any]
+    every: Mapping[tuple[int, ...], Any]
+    """The process sets of all nodes and columns, by their ranks."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether Horovod, initialized anew, has them no longer; on all ranks alike."""
+        try:
+            known = _basics._get_process_set_ids_and_ranks()
+        except ValueError:  # shut down, perhaps by another rank: Horovod itself will say so
+            return False
+        return any(
+            tuple(sorted(known.get(one.process_set_id, ()))) != ranks
+            for ranks, one in self.every.items()
+        )
 
 
 def node_process_sets(ranks_per_node: int | None = None, size: int | None = None) -> list[Any]:
@@ -57,14 +72,17 @@ def node_process_sets(ranks_per_node: int | None = None, size: int | None = None
 
 
 def _told(name: str, given: int | None, variables: Sequence[str]) -> int:
-    found = next((os.environ[v] for v in variables if v in os.environ), None)
-    value: Any = given if given is not None else int(found) if found else None
+    found = next((v for v in variables if v in os.environ), None)
+    value: Any = given if given is not None or found is None else number(found, 0)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        why = f"so says the environment's {found}"
+        if found is None:
+            why = f"none of {', '.join(variables)} is set"
         raise SettingsError(
             explain(
                 got=f"{name}={value!r}",
                 expected="a whole number, at least 1",
-                why="" if given is not None else f"none of {', '.join(variables)} is set",
+                why="" if given is not None else why,
                 do=f"give {name}=",
             )
         )
@@ -75,9 +93,9 @@ def place() -> dict[str, Any]:
     """Return what a rank tells the others of where it is."""
     return {
         "node": hvd.cross_rank(),
-        "dynamic": os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0"),
-        "elastic": os.environ.get("HOROVOD_ELASTIC", "0") not in ("", "0"),
-        "joins": os.environ.get("HOROVOD_CACHE_CAPACITY", "") == "0",
+        "dynamic": number("HOROVOD_DYNAMIC_PROCESS_SETS", 0) > 0,
+        "elastic": elastic(),
+        "joins": number("HOROVOD_CACHE_CAPACITY", 1024) <= 0,
     }
 
 
@@ -149,7 +167,7 @@ def find(
         known[ranks] = hvd.add_process_set(list(ranks))
     mine = hvd.rank()
     sets = {Scope.NODE: known[nodes.inside(mine)], Scope.COLUMN: known[nodes.across(mine)]}
-    return NodeSets(nodes, sets)
+    return NodeSets(nodes, sets, {ranks: known[ranks] for ranks in every})
 
 
 def _reasons(
@@ -208,9 +226,9 @@ def _no_sets(missing: Sequence[tuple[int, ...]], ranks_per_node: int | None) -> 
 def _known() -> dict[tuple[int, ...], Any]:
     """Return Horovod's process sets by their ranks, whoever made them."""
     out = {}
-    for number, ranks in _basics._get_process_set_ids_and_ranks().items():
+    for made_as, ranks in _basics._get_process_set_ids_and_ranks().items():
         made = hvd.ProcessSet(list(ranks))
-        made.process_set_id = number
+        made.process_set_id = made_as
         out[tuple(sorted(ranks))] = made
     return out
 

@@ -24,6 +24,10 @@ _LONG, _TIMES = 0.03, 4
 _REPEATS, _OF_SMALL = 3, 15
 """Runs, of which the fastest counts: of large collectives, and of those that take no time."""
 
+_WIDE, _PACE = 128, 20
+"""Rows of the squares whose product is computed meanwhile (some tenths of a millisecond), and how
+often it is timed alone."""
+
 BRIEF, LONG = links.SHORT // 2, links.SHORT * 2
 """Bytes of gathers that count as short, and of others."""
 _GATHERS = 5
@@ -35,6 +39,8 @@ def ring(
     process_set: Any = hvd.global_process_set,
     device: torch.device | None = None,
     dtype: torch.dtype = torch.float32,
+    *,
+    work: bool = True,
 ) -> Link:
     """Return the slowest link of the ring that Horovod reduces along, with its own overhead.
 
@@ -46,15 +52,21 @@ def ring(
         process_set: Of Horovod, of two ranks or more.
         device: Of what is reduced.
         dtype: Likewise.
+        work: Whether to measure what it takes from computing, too, which takes as long again.
     """
 
-    def run(data: torch.Tensor, label: str) -> None:
-        hvd.allreduce_(data, name=label, op=hvd.Sum, process_set=process_set)
+    def start(data: torch.Tensor, label: str) -> int:
+        handle: int = hvd.allreduce_async_(data, name=label, op=hvd.Sum, process_set=process_set)
+        return handle
 
     ranks = len(process_set.ranks or range(hvd.size()))
-    small, large, busy = _two_sizes(run, name, process_set, device, dtype)
+    small, large = _two_sizes(start, name, process_set, device, dtype)
+    taken = 0.0
+    if work:
+        what = torch.zeros(large[0] // dtype.itemsize, device=device, dtype=dtype)
+        taken = _taken(lambda: start(what, name), f"{name}.taken", process_set)
     sent = 2 * (ranks - 1) / ranks * large[0]
-    return replace(fitted(ranks, small, large), work=busy / sent)
+    return replace(fitted(ranks, small, large), work=taken / sent)
 
 
 def gathers(name: str, link: Link, device: torch.device | None = None, nbytes: int = LONG) -> Link:
@@ -94,51 +106,70 @@ def neighbours(name: str, device: torch.device | None = None) -> Link:
     size, local, first = hvd.size(), hvd.local_size(), hvd.rank() - hvd.local_rank()
     following = first + (hvd.local_rank() + 1) % local
 
-    def run(data: torch.Tensor, label: str) -> None:
+    def start(data: torch.Tensor, label: str) -> int:
         splits = torch.zeros(size, dtype=torch.int32)
         splits[following] = data.numel()
-        hvd.alltoall(data, splits, name=label)
+        handle: int = hvd.alltoall_async(data, splits, name=label)
+        return handle
 
-    (few, soon), (many, late), busy = _two_sizes(run, name, hvd.global_process_set, device)
+    (few, soon), (many, late) = _two_sizes(start, name, hvd.global_process_set, device)
+    what = torch.zeros(many // 4, device=device)
+    taken = _taken(lambda: start(what, name), f"{name}.taken", hvd.global_process_set)
     speed = (many - few) / (late - soon) if late > soon else math.inf
-    return Link(speed, max(0.0, soon - few / speed), busy / many)
+    return Link(speed, max(0.0, soon - few / speed), taken / many)
 
 
 def _two_sizes(
-    run: Callable[[torch.Tensor, str], Any],
+    start: Callable[[torch.Tensor, str], int],
     name: str,
     process_set: Any,
     device: Any,
     dtype: torch.dtype = torch.float32,
-) -> tuple[tuple[float, float], tuple[float, float], float]:
-    """Return bytes and seconds of a short collective and of a long one, and a processor's in it."""
+) -> tuple[tuple[int, float], tuple[int, float]]:
+    """Return bytes and seconds of a short collective and of a long one."""
 
-    def seconds(nbytes: int) -> tuple[float, float]:
+    def seconds(nbytes: int) -> float:
         data = torch.zeros(nbytes // dtype.itemsize, device=device, dtype=dtype)
         label = f"{name}.{nbytes}"
-        took = quickest(lambda: run(data, label), _OF_SMALL if nbytes == _SMALL else _REPEATS)
-        taken, busy = zip(*gathered(took, f"{label}.told", process_set))
-        return max(taken), max(busy)
+        repeats = _OF_SMALL if nbytes == _SMALL else _REPEATS
+        took = quickest(lambda: hvd.synchronize(start(data, label)), repeats)
+        return slowest(took, f"{label}.told", process_set)
 
-    (small, _), nbytes = seconds(_SMALL), _FIRST
-    large, busy = seconds(nbytes)
+    small, nbytes = seconds(_SMALL), _FIRST
+    large = seconds(nbytes)
     while large < max(_LONG, _TIMES * small) and nbytes < _LARGEST:
         nbytes *= 4
-        large, busy = seconds(nbytes)
-    return (_SMALL, small), (nbytes, large), busy
+        large = seconds(nbytes)
+    return (_SMALL, small), (nbytes, large)
 
 
-def quickest(run: Callable[[], Any], repeats: int = _REPEATS) -> tuple[float, float]:
-    """Return the seconds of the fastest of some runs, after one that does not count.
+def _taken(start: Callable[[], int], name: str, process_set: Any) -> float:
+    """Return the seconds that a collective takes from a thread that computes meanwhile.
 
-    Returns:
-        By the clock, and of processors in all threads of this process.
+    What its own threads use of a processor would be more: some of them only wait, and give way.
     """
+    a = torch.full((_WIDE, _WIDE), 0.5)
+    out = torch.empty_like(a)
+    alone = statistics.median(quickest(lambda: torch.mm(a, a, out=out), 1) for _ in range(_PACE))
+    lost = []
+    for _ in range(_REPEATS):
+        handle, begun, done = start(), time.perf_counter(), 0
+        while not hvd.poll(handle):
+            torch.mm(a, a, out=out)
+            done += 1
+        lost.append(time.perf_counter() - begun - done * alone)
+        hvd.synchronize(handle)
+    every = gathered(max(0.0, statistics.median(lost)), name, process_set)
+    return statistics.fmean(every)
+
+
+def quickest(run: Callable[[], Any], repeats: int = _REPEATS) -> float:
+    """Return the seconds of the fastest of some runs, after one that does not count."""
     times = []
     for _ in range(1 + repeats):
-        start, used = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
         run()
-        times.append((time.perf_counter() - start, time.process_time() - used))
+        times.append(time.perf_counter() - start)
     return min(times[1:])
 
 

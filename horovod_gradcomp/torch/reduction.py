@@ -7,13 +7,15 @@ which parameter it belongs to instead of being found out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from .binding import Binding
+from .bindings import OPS
 from .compression import Compression, Compressor
 
 Tensor = torch.Tensor
@@ -30,6 +32,9 @@ class Reduction:
         gradient_predivide_factor: With Average, gradients are divided by it before the sum and
             the rest of the division comes after; above 0.
         sparse_as_dense: Without effect: sparse gradients are always made dense here.
+        groups: Describes the optimizer when variables are bound, as parameter groups, so that it
+            can be told what goes badly with it.
+        facts: What else must be alike on all ranks, by the names of arguments.
 
     Raises:
         SettingsError: One of these is something else.
@@ -44,12 +49,19 @@ class Reduction:
         process_set: Any = hvd.global_process_set,
         gradient_predivide_factor: float = 1.0,
         sparse_as_dense: bool = False,
+        groups: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.compression = Compression.resolve(compression, hvd.Compression.none)
         self.process_set = process_set
         self.count = 0
-        self._name, self._op = name, op
+        self._name, self._op, self._groups = name, op, groups
         self._predivide = gradient_predivide_factor if op == hvd.Average else 1.0
+        self._facts = {
+            "op": OPS.get(op, str(op)),
+            "gradient_predivide_factor": f"{self._predivide:g}",
+            **facts,
+        }
         self._bindings: dict[tuple[int, ...], Binding] = {}
 
     @property
@@ -137,8 +149,10 @@ class Reduction:
                 (f"{i}.{re.sub(NUMBER, '', name)}", v)
                 for i, (name, v) in enumerate(zip(names, variables))
             ]
-            self.compression.bind(named, process_set=self.process_set)
-            self._bindings[key] = self.compression._bindings[0]
+            bindings = self.compression._bindings
+            self._bindings[key] = bindings.bind(
+                named, self.process_set, self._groups(), self._facts
+            )
         return self._bindings[key]
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import horovod.torch as hvd
 import torch
 
+from ..core import environment
 from ..core.agreement import check
+from ..core.errors import BindingError, explain
 
 if TYPE_CHECKING:
     from .binding import Binding
@@ -74,6 +76,68 @@ def meet(binding: Binding, told: Sequence[Mapping[str, Any]], ranks: Sequence[in
     binding.step = guide.step
     gone = sorted(set(range(guide.size)) - {every[place].rank for place in stayed})
     return _mourn(gone, guide.norms, told=hvd.rank() == ranks[root])
+
+
+def join(bindings: Sequence[Binding], device: int) -> int:
+    """Do what :meth:`Compressor.join` says.
+
+    Args:
+        bindings: Of the compressor.
+        device: As of ``hvd.join``.
+    """
+    _refuse_join(bindings)
+    last = int(hvd.join(device))
+    for binding in sorted(bindings, key=lambda b: b.prefix):
+        catch_up(binding, last)
+    return last
+
+
+def _refuse_join(bindings: Sequence[Binding]) -> None:
+    if any(b.process_set is not hvd.global_process_set for b in bindings):
+        raise BindingError(
+            explain(
+                got="join() with a process set",
+                expected="gradients that all ranks reduce",
+                why="Horovod's join is one of all ranks",
+            )
+        )
+    if any(b.tuner is not None and not b.tuner.settled for b in bindings):
+        raise BindingError(
+            explain(
+                got="join() before Compression.auto has chosen",
+                expected="more steps on every rank, or a codec",
+                why="all ranks choose together",
+            )
+        )
+    if any(b.by_nodes for b in bindings):
+        raise BindingError(
+            explain(
+                got="join() with exchange='hierarchical'",
+                expected="exchange='allgather' or 'two_phase'",
+                why="what a node exchanges needs all of its ranks",
+            )
+        )
+    votes = next((u for b in bindings for u in b.units if u.gathers and not u.codec.additive), None)
+    if votes is not None:
+        raise BindingError(
+            explain(
+                got=f"join() with '{votes.codec.describe()}'",
+                expected="a codec whose decoded payloads add up",
+                why="while a rank has joined Horovod can only add",
+                do="give every rank the same number of batches",
+            )
+        )
+    cached = environment.number("HOROVOD_CACHE_CAPACITY", 1024) > 0
+    if cached and any(unit.gathers for b in bindings for unit in b.units):
+        raise BindingError(
+            explain(
+                got="join() with Horovod's response cache",
+                expected="HOROVOD_CACHE_CAPACITY=0 in the environment of all ranks",
+                why="Horovod 0.28.1 ends when a rank that has joined meets a gather that it "
+                "has done before",
+                do="set it, or choose a codec whose payloads Horovod adds up, such as randomk",
+            )
+        )
 
 
 def catch_up(binding: Binding, root: int) -> None:

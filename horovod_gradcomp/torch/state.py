@@ -18,11 +18,13 @@ FORMAT = 1
 
 def save(settings: Settings, bindings: Sequence[Binding]) -> dict[str, Any]:
     """Return a manifest and the memory of each optimizer."""
-    ready = hvd.is_initialized()
+    size, rank = bindings[0].world if bindings else (1, 0)
+    if hvd.is_initialized():  # it may have been shut down since the last step
+        size, rank = hvd.size(), hvd.rank()
     return {
         "format": FORMAT,
-        "world_size": hvd.size() if ready else 1,
-        "rank": hvd.rank() if ready else 0,
+        "world_size": size,
+        "rank": rank,
         "settings": settings.describe(),
         "optimizers": [save_binding(b) for b in bindings],
     }
@@ -33,6 +35,7 @@ def save_binding(binding: Binding) -> dict[str, Any]:
     auto = {} if binding.tuner is None else {"auto": binding.tuner.saved()}
     return {
         **auto,
+        "model": binding.fingerprint,
         "step": binding.step,
         "turns": {unit.bucket.name: unit.turn for unit in binding.units},
         "memory": _copied(_parts(binding)),
@@ -137,16 +140,66 @@ def _mean_entry(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {**first, "memory": narrow, "owed": {}, "guard": guard}
 
 
-def belongs(binding: Binding, entry: Mapping[str, Any]) -> bool:
-    """Return whether an entry is that of an optimizer with these parameters."""
-    if "auto" in entry:
-        return bool(entry["auto"]["model"] == binding.fingerprint)
+def share_out(
+    bindings: Sequence[Binding], entries: Sequence[Mapping[str, Any]]
+) -> tuple[list[Mapping[str, Any] | None], list[Mapping[str, Any]]]:
+    """Return the entry of each optimizer, None where there is none, and those that are left.
+
+    By the names and shapes of parameters, then by names alone; what is like in both, and what fits
+    nobody (so that it is refused), in order.
+    """
+    mine: dict[int, Mapping[str, Any]] = {}
+    left = list(entries)
+    for fits in (_of_model, _of_names, lambda binding, entry: True):
+        for place, binding in enumerate(bindings):
+            found = next((e for e in left if place not in mine and fits(binding, e)), None)
+            if found is not None:
+                mine[place] = found
+                left = [e for e in left if e is not found]
+    return [mine.get(place) for place in range(len(bindings))], left
+
+
+def _of_model(binding: Binding, entry: Mapping[str, Any]) -> bool:
+    return bool(entry.get("model") == binding.fingerprint)
+
+
+def _of_names(binding: Binding, entry: Mapping[str, Any]) -> bool:
     return {unit.bucket.name for unit in binding.units} == set(entry["turns"])
+
+
+def load(bindings: Sequence[Binding], entries: Sequence[Mapping[str, Any] | None]) -> None:
+    """Fill the memory of optimizers, or raise and leave all as they were.
+
+    Args:
+        bindings: The optimizers.
+        entries: Of each, None for one that had not begun when the state was taken.
+    """
+    before: list[tuple[Binding, dict[str, Any]]] = []
+    try:
+        for binding, entry in zip(bindings, entries):
+            was = save_binding(binding)
+            clear(binding) if entry is None else load_binding(binding, entry)
+            before.append((binding, was))
+    except StateError:
+        for binding, was in before:
+            load_binding(binding, was)
+        raise
+
+
+def clear(binding: Binding) -> None:
+    """Let an optimizer begin anew."""
+    if binding.watch is not None:
+        binding.watch.stand((), 0)
+    for unit in binding.units:
+        unit.begin_anew()
+    binding.step = 0
+    if binding.meter is not None:
+        binding.meter.set_rows({})
 
 
 def load_binding(binding: Binding, entry: Mapping[str, Any]) -> None:
     """Fill one optimizer's memory, or raise and leave it as it was."""
-    if binding.tuner is not None and belongs(binding, entry):
+    if binding.tuner is not None and "auto" in entry and _of_model(binding, entry):
         binding.tuner.resume(entry["auto"]["choice"])
     before = [unit.phase for unit in binding.units]
     watch, guard = binding.watch, entry.get("guard") or {"standing": (), "rows": {}}

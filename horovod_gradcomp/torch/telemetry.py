@@ -32,12 +32,13 @@ class Telemetry:
     def __init__(
         self,
         sink: Any,
-        every: int,
+        every: int | None,
         all_ranks: bool,
         stats: Stats,
         switch: Callable[[Telemetry, bool], None],
     ) -> None:
-        check_count("telemetry", "every", every)
+        if every is not None:
+            check_count("telemetry", "every", every)
         if not hvd.is_initialized():
             raise SettingsError(
                 explain(
@@ -52,9 +53,15 @@ class Telemetry:
             self.write.open()
         self.stats = stats
         self.bypassed = Since(stats.bypassed)
+        self.asked = 0
+        """How often :meth:`record` has been called."""
         self._recorders: dict[int, Recorder] = {}
         self._running = True
         switch(self, True)
+
+    def record(self) -> None:
+        """Record the next step of each optimizer, whatever its number."""
+        self.asked += 1
 
     def stop(self) -> None:
         """End, once the last record is written; without effect where it has ended."""
@@ -106,6 +113,7 @@ class Recorder:
         settings = binding.settings.describe()
         self._clock = Clock(binding.step, owner.stats.bad_steps, name, settings)
         self._pending: Record | None = None
+        self._answered = 0
 
     @property
     def ended(self) -> bool:
@@ -120,10 +128,12 @@ class Recorder:
 
     def due(self, step: int) -> bool:
         """Return whether a step is to be measured."""
-        return step % self._owner.every == 0
+        every = self._owner.every
+        return self._owner.asked > self._answered or (every is not None and step % every == 0)
 
     def measured(self, step: int, own: Mapping[str, Sums] | None, spent_ms: float) -> None:
         """Make the record of a step, to be written when all ranks have been heard."""
+        self._answered = self._owner.asked
         ranks = self._binding.process_set.ranks or range(hvd.size())
         if self._owner.writes(min(ranks)):
             self._pending = self._record(step, own or {}, spent_ms, len(ranks))
@@ -141,6 +151,11 @@ class Recorder:
         self._gone += [since.take() for since in self._counts.values()]
         self._counts = {unit.bucket.name: Since(unit.stats) for unit in self._binding.units}
         self._clock.settings = self._binding.settings.describe()
+
+    def skip(self, steps: int) -> None:
+        """Count no steps that were done elsewhere; write what waits for one to be told."""
+        self.close()
+        self._clock.skip(steps)
 
     def told(self, event: Record) -> None:
         """Write something that has happened, once what came before it is written."""

@@ -91,6 +91,13 @@ class Unit:
         if codec is not self.codec:
             self.phase = self._begin(codec)
 
+    def begin_anew(self) -> None:
+        """Forget all, as before the first step."""
+        self.phase = self._begin(self._settings.codec_at(0))
+        for part in self.store.state:
+            part.zero_()
+        self.side.clear()
+
     def let_go(self, step: int) -> None:
         """Send all that is remembered from a step on, and everything else as it is."""
         plain = parse_codec("none").with_memory(self.memory.wants_error)

@@ -69,6 +69,9 @@ class Watch:
     def follow(self) -> None:
         """Settings with a guard stay."""
 
+    def skip(self, steps: int) -> None:
+        """Where it stands is told by :meth:`stand`."""
+
     def state(self) -> dict[str, Any]:
         """Return where it stands, and what this rank has measured and not yet told."""
         return {"standing": list(self.standing), "rows": self._meter.rows()}

@@ -139,6 +139,33 @@ def _counting(name: str, given: dict[tuple[int, ...], int]) -> Callable[[], None
     return lambda: setattr(hvd, f"{name}_async", original)
 
 
+@check("linear4", "ef21")
+def telemetry_changes_no_bit(kind: str) -> None:
+    """What a rank leaves out is nothing: its node's sum is encoded, for which no rank speaks."""
+    found = []
+    for on in (False, True):
+        net, compression, records = laws.Net(), KINDS[kind](), []
+        optimizer = laws.make(net, compression)
+        if on:
+            compression.telemetry(records.append, every=2, all_ranks=True)
+        seen = []
+        for step in range(6):
+            spoil = "kernel" if step == 3 and hvd.rank() == 0 else ""
+            grads = laws.reduce(net, optimizer, step, spoil=spoil, exact=True)
+            seen.append(laws.digest([*grads.values(), *laws.whole_state(compression).values()]))
+        found.append(seen)
+        if on:
+            assert [record["step"] for record in records] == [0, 2, 4], records
+            for record in records:
+                told = [record["total"], *record["layers"].values()]
+                if record["step"] != 2:  # the step that would have brought it was bad
+                    assert record["cluster"]["ranks"] == hvd.size()
+                    told += [record["cluster"], *record["cluster"]["layers"].values()]
+                assert all(part["cosine"] == 1.0 for part in told), told
+                assert all(part["residual_norm"] == 0.0 for part in told), told
+    assert found[0] == found[1]
+
+
 @check("linear4:kernel", "linear4:bias", "topk:kernel", "ef21:kernel")
 def a_bad_step_is_agreed(case: str) -> None:
     kind, where = case.split(":")
@@ -312,6 +339,27 @@ def what_cannot_be_is_refused() -> None:
     laws.reduce(net, optimizer, 0)
     with pytest.raises(BindingError, match="exchange='hierarchical'"):
         compression.join()
+
+
+@check()
+def horovod_begins_anew() -> None:
+    """Process sets are found, or made, again; other numbers may name them, or none."""
+    net, compression = laws.Net(), KINDS["linear4"]()
+    optimizer = laws.make(net, compression, lr=0.0)
+    laws.reduce(net, optimizer, 0)
+    numbers = {tuple(one.ranks): one.process_set_id for one in _sets()}
+    hvd.barrier()  # a rank that shuts down takes Horovod with it
+    hvd.shutdown()
+    saved = compression.state_dict()
+    made = [] if os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS") else node_process_sets(PER_NODE)
+    hvd.init(process_sets=made[::-1])
+    assert (saved["world_size"], saved["rank"]) == (hvd.size(), hvd.rank())
+    if made:
+        assert {tuple(one.ranks): one.process_set_id for one in _sets()} != numbers
+    laws.same_everywhere(laws.reduce(net, optimizer, 1).values())
+    compression.load_state_dict(saved)
+    laws.same_everywhere(laws.reduce(net, optimizer, 1).values())
+    assert compression.stats()["inside_bytes"] > 0
 
 
 @check()

@@ -15,6 +15,8 @@ CASES = {
     "seed": lambda r: Compression.randomk(seed=r),
     "start": lambda r: Compression.acp(start_after=10 * r),
     "model": lambda r: Compression.topk(),
+    "op": lambda r: Compression.topk(),
+    "predivide": lambda r: Compression.topk(),
 }
 
 hvd.init()
@@ -25,6 +27,8 @@ for case, make in CASES.items():
         torch.optim.SGD(net.parameters(), lr=0.1),
         named_parameters=net.named_parameters(),
         compression=make(hvd.rank()),
+        op=hvd.Sum if case == "op" and hvd.rank() else hvd.Average,
+        gradient_predivide_factor=2.0 if case == "predivide" and hvd.rank() else 1.0,
     )
     try:
         net(torch.ones(3, 64)).sum().backward()
