@@ -10,9 +10,10 @@ import math
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..core.agreement import check
 from ..core.errors import SettingsError, explain
 from .flavour import BACKEND, LEGACY, hvd, keras, made_by, runtime
 from .optimizer import distribution_of
@@ -117,7 +118,9 @@ class BroadcastGlobalVariablesCallback(_Watching):
             return
         self._done = True
         optimizer = self.model.optimizer
-        if not getattr(optimizer, "built", False):
+        if not hasattr(optimizer, "build"):  # of tf_keras.optimizers.legacy
+            optimizer._create_all_weights(self.model.trainable_variables)
+        elif not getattr(optimizer, "built", False):
             optimizer.build(self.model.trainable_variables)
         state = optimizer.variables() if callable(optimizer.variables) else optimizer.variables
         runtime.broadcast([*self.model.weights, *state], self.root_rank)
@@ -126,10 +129,16 @@ class BroadcastGlobalVariablesCallback(_Watching):
 class MetricAverageCallback(_Watching):
     """Puts the mean over all ranks in place of each metric at the end of an epoch.
 
+    The mean of a metric with several values, such as one for each class, is one of each value.
+
     It must stand before callbacks that use metrics, such as ``ReduceLROnPlateau``.
 
     Args:
         device: Without effect; for Horovod's signature.
+
+    Raises:
+        SettingsError: At the end of an epoch, on all ranks: they have other metrics, as when only
+            one of them validates.
     """
 
     def __init__(self, device: str = "") -> None:
@@ -137,15 +146,35 @@ class MetricAverageCallback(_Watching):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         super().on_epoch_end(epoch, logs)
-        if logs:
-            # Ranks may number a metric differently: metric_9 is before metric_10.
-            names = sorted(logs, key=lambda name: [_number(p) for p in re.split(r"(\d+)", name)])
-            means = runtime.average([float(logs[name]) for name in names], "metrics")
-            logs.update(zip(names, means))
+        logs = {} if logs is None else logs
+        # Keras numbers its names differently on ranks: metric on one may be metric_9 on another,
+        # and metric_9 is before metric_10.
+        names = sorted(logs, key=lambda name: (_plain(name), _numbers(name)))
+        self._compare([(_plain(name), runtime.shape(logs[name])) for name in names])
+        if names:
+            logs.update(zip(names, runtime.average([logs[name] for name in names], "metrics")))
+
+    def _compare(self, metrics: Sequence[tuple[str, tuple[int, ...]]]) -> None:
+        # In every epoch: whether a rank's metrics are new to it, others do not know.
+        facts: dict[str, str] = {}
+        for name, shape in metrics:
+            told = "a number" if shape == () else f"numbers of shape {list(shape)}"
+            facts[name] = f"{facts[name]} and {told}" if name in facts else told
+        if hvd.size() > 1:
+            every = runtime.gathered(facts, "gradcomp.metrics.names")
+            check(dict(enumerate(every)), do="let every rank have the same metrics and validate")
 
 
-def _number(part: str) -> Any:
-    return int(part) if part.isdigit() else part
+_NUMBER = r"_(\d+)(?=_|$)"
+"""What Keras puts at the end of a name, and a metric's name may go on after it."""
+
+
+def _plain(name: str) -> str:
+    return re.sub(_NUMBER, "", name)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in re.findall(_NUMBER, name)]
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,8 +22,10 @@ __all__ = [
     "as_written",
     "average",
     "broadcast",
+    "gathered",
     "horovods_wrapper",
     "hvd",
+    "shape",
 ]
 
 as_written = tf.autograph.experimental.do_not_convert
@@ -98,7 +101,30 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
         variable.assign(tf.cast(sent, value.dtype))
 
 
-def average(values: Sequence[float], name: str) -> list[float]:
-    """Return each value's mean over all ranks."""
-    mean = hvd.allreduce(tf.constant(values, tf.float64), op=hvd.Average, name=f"gradcomp.{name}")
-    return [float(value) for value in tf.unstack(mean)]
+def average(values: Sequence[Any], name: str) -> list[Any]:
+    """Return each value's mean over all ranks: a float, or a tensor of the value's shape."""
+    own = [tf.cast(tf.convert_to_tensor(value), tf.float64) for value in values]
+    flat = tf.concat([tf.reshape(value, [-1]) for value in own], 0)
+    mean = hvd.allreduce(flat, op=hvd.Average, name=f"gradcomp.{name}")
+    parts = tf.split(mean, [value.shape.num_elements() for value in own])
+    return [
+        tf.reshape(part, value.shape) if value.shape.rank else float(part[0])
+        for part, value in zip(parts, own)
+    ]
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of a number, an array or a tensor."""
+    return tuple(tf.convert_to_tensor(value).shape)
+
+
+def gathered(value: Any, name: str) -> list[Any]:
+    """Return what each rank gives, in rank order.
+
+    Args:
+        value: What JSON can hold.
+        name: Of the collective.
+    """
+    line = tf.io.decode_raw(tf.constant(json.dumps(value) + "\n"), tf.uint8)
+    every = hvd.allgather(line, name=name)
+    return [json.loads(text) for text in bytes(memoryview(every)).splitlines()]

@@ -8,6 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from ..torch.agreement import gathered
 from ..torch.compression import Compression, Compressor
 from ..torch.reduction import Reduction
 
@@ -19,7 +20,9 @@ __all__ = [
     "as_written",
     "average",
     "broadcast",
+    "gathered",
     "hvd",
+    "shape",
 ]
 
 
@@ -69,8 +72,17 @@ def broadcast(variables: Sequence[Any], root_rank: int) -> None:
         variable.assign(sent.to(value.dtype))
 
 
-def average(values: Sequence[float], name: str) -> list[float]:
-    """Return each value's mean over all ranks."""
-    own = torch.tensor(values, dtype=torch.float64)
-    mean: list[float] = hvd.allreduce(own, op=hvd.Average, name=f"gradcomp.{name}").tolist()
-    return mean
+def average(values: Sequence[Any], name: str) -> list[Any]:
+    """Return each value's mean over all ranks: a float, or a tensor of the value's shape."""
+    own = [torch.as_tensor(value).detach().to("cpu", torch.float64) for value in values]
+    flat = torch.cat([value.reshape(-1) for value in own])
+    mean = hvd.allreduce(flat, op=hvd.Average, name=f"gradcomp.{name}")
+    parts = mean.split([value.numel() for value in own])
+    return [
+        part.reshape(value.shape) if value.ndim else part.item() for part, value in zip(parts, own)
+    ]
+
+
+def shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of a number, an array or a tensor."""
+    return tuple(torch.as_tensor(value).shape)

@@ -100,12 +100,15 @@ def DistributedOptimizer(
     Copies are plain, too: of the optimizer by ``copy``, ``pickle`` or ``from_config``, and of a
     compiled model. Wrap theirs before training them, or ranks train apart.
 
+    The same gradients must be None on all ranks: where one is on some only, all wait for ever.
+
     With ``gradient_accumulation_steps`` of Keras every micro-step is reduced; with
     ``backward_passes_per_step`` gradients are added up first, and schedules count updates.
 
     Args:
         optimizer: Any optimizer of Keras 3 or tf_keras (not of ``tf_keras.optimizers.legacy``).
-        name: Equal on all ranks; part of the names on the wire. Default: the class of optimizer.
+        name: Equal on all ranks, which wait for each other for ever where it differs, as it is
+            part of the names on the wire. Default: the class of optimizer.
             In one step, reductions of the same name and shapes wait for one another.
         compression: ``Compression.topk(ratio=0.01)`` and so on, one object for each model; or its
             string form, or one of ``hvd.Compression``. Default: none.
@@ -151,12 +154,20 @@ def DistributedOptimizer(
         op=op,
         process_set=process_set,
         gradient_predivide_factor=gradient_predivide_factor,
+        facts={
+            "backward_passes_per_step": str(backward_passes_per_step),
+            "average_aggregated_gradients": str(bool(average_aggregated_gradients)),
+        },
         sparse_as_dense=sparse_as_dense,
+        groups=lambda: [_group(optimizer)],
     )
     passes = None
     if backward_passes_per_step > 1:
         passes = runtime.Passes(backward_passes_per_step, average_aggregated_gradients)
-    _distribute(inner, Distribution(reduction, passes))
+    distribution = Distribution(reduction, passes)
+    _distribute(inner, distribution)
+    if getattr(inner, "inner_optimizer", None) is not None:  # so that it is not wrapped, too
+        object.__setattr__(inner.inner_optimizer, "_gradcomp", distribution)
     return optimizer
 
 
@@ -165,6 +176,14 @@ def distribution_of(optimizer: Any) -> Distribution | None:
     inner = getattr(optimizer, "inner_optimizer", None)
     found = getattr(optimizer, "_gradcomp", None) or getattr(inner, "_gradcomp", None)
     return found if isinstance(found, Distribution) else None
+
+
+def _group(optimizer: Any) -> dict[str, Any]:
+    """Return an optimizer's settings as they are now, those inside of a loss scaler.
+
+    Not by ``get_config``, which reads variables: within a graph these have no values.
+    """
+    return dict(vars(getattr(optimizer, "inner_optimizer", optimizer)))
 
 
 def _check(optimizer: Any, op: Any, process_set: Any) -> None:
@@ -259,7 +278,10 @@ def _hooks(plain: Any) -> dict[str, Any]:
 def _legacy_hooks(plain: Any) -> dict[str, Any]:
     @runtime.as_written  # type: ignore[untyped-decorator]
     def aggregate_gradients(self: Any, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        grads, variables = zip(*grads_and_vars)
+        pairs = list(grads_and_vars)
+        if not pairs:  # as where all layers are frozen
+            return list(plain.aggregate_gradients(self, pairs))
+        grads, variables = zip(*pairs)
         return list(zip(self._gradcomp.reduce(self, grads, variables), variables))
 
     return {"aggregate_gradients": aggregate_gradients}

@@ -13,12 +13,15 @@ import contextlib
 import contextvars
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 from horovod.common.process_sets import ProcessSet
+
+from .apart import keep_apart
 
 _ALLREDUCE = ("allreduce", "tf__allreduce", "grouped_allreduce", "tf__grouped_allreduce")
 _REDUCTION = ("allreduce_grads", "tf__allreduce_grads")
@@ -49,6 +52,18 @@ class Call(NamedTuple):
     branches: bool = True
     """Whether each tensor is traced in a branch of its own, as Horovod does it."""
 
+    groups: Sequence[Mapping[str, Any]] = ()
+    """Of the optimizer, where the caller knows it."""
+
+    facts: Mapping[str, str] = MappingProxyType({})
+    """What else must be alike on all ranks, by the names of arguments, where they are known."""
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What all ranks must call with, by the names of arguments."""
+        op = {hvd.Average: "Average", hvd.Sum: "Sum"}.get(self.op, str(self.op))
+        return {"op": op, **self.facts}
+
 
 _EXPLICIT: contextvars.ContextVar[Call | None] = contextvars.ContextVar("call", default=None)
 
@@ -74,7 +89,10 @@ def find(tensor: Any) -> Call | None:
         if function in _ALLREDUCE and not allreduce:
             allreduce = frame.f_locals
         if function in _REDUCTION:
-            return _call(tensor, frame.f_locals, allreduce)
+            call = _call(tensor, frame.f_locals, allreduce)
+            if call is not None:
+                keep_apart(frame, [v for v in call.variables if isinstance(v, tf.Variable)])
+            return call
     return None
 
 

@@ -1,8 +1,10 @@
 """``Compression`` and ``Compressor``, mirroring ``horovod.tensorflow.compression``.
 
 ``Compression.topk(ratio=0.01)`` takes the place of ``hvd.Compression.fp16`` in
-``hvd.DistributedGradientTape(compression=...)``. Make one compressor for each model: Horovod
-shares the traced reduction of two models of equal shapes that are given the same one.
+``hvd.DistributedGradientTape(compression=...)``. Make one compressor for each model.
+
+A ``tf.function`` of your own that takes variables as arguments is traced once for all that have the
+same shapes and dtypes, with the memories of the first ones: let it find its variables by closure.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from ..core.settings import Settings, compose
 from ..core.stats import Stats
 from . import calls, refusals
 from .binding import Binding
-from .state import Manifest
 from .steps import Step, Steps
 from .telemetry import Telemetry
 from .unit import Sent, Unit
@@ -73,7 +74,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         self._units: dict[str, Unit] = {}
         self._binding = Binding(settings, self._units, loss_scale)
         self._steps = Steps()
-        self._manifest = Manifest(settings)
+        self._manifest = self._binding.manifest
 
     # The slot ------------------------------------------------------------------------------------
     @_as_written
@@ -107,8 +108,7 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         unit, label = step.unit(place)
         if unit is None:
             payload, _ = _hand_on(tensor)
-            numel = int(call.variables[place].shape.num_elements() or 0)
-            step.record.bypassed[label] = numel, numel * payload.dtype.size
+            step.record.bypass(label, call.variables[place], payload)
             return payload, Ticket(step, tensor.dtype)
         raw = unit.numel * tensor.dtype.size
         step.record.units[label] = unit.numel, raw, unit.wire_bytes()
@@ -164,8 +164,8 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
     def bind(self, variables: Iterable[Any], *, optimizer: Any = None) -> Compressor:
         """Make the state of trainable variables now.
 
-        Needed only where checkpoints are to be restored at once, or where ranks first meet their
-        variables in different orders.
+        Needed only where checkpoints are to be restored at once, or where ranks, or the run that
+        saves and the one that restores, first meet their variables in different orders.
 
         Args:
             variables: Such as ``model.trainable_variables``, in the same order on all ranks.
@@ -174,6 +174,10 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
 
         Returns:
             This object.
+
+        Raises:
+            BindingError: One of them is no variable.
+            StateError: A checkpoint that has been read is one of other variables.
         """
         given = list(variables)
         found = [v if isinstance(v, tf.Variable) else getattr(v, "value", v) for v in given]
@@ -238,8 +242,9 @@ class Compressor(HorovodCompressor, tf.Module):  # type: ignore[misc]
         """Return bytes so far, as plain numbers, under the names of the torch front end.
 
         Steps are counted when they run. Sparse gradients, which Horovod never hands to a
-        compressor, are named as bypassed, but their bytes are not counted. Times and collectives
-        are None: a graph does not show them.
+        compressor, are named as bypassed, but their bytes are not counted. Of a gradient whose
+        variable has no fixed shape, elements are the mean of a step. Times and collectives are
+        None: a graph does not show them.
         """
         stats = Stats()
         for record in self._steps.records.values():

@@ -10,9 +10,18 @@ import hashlib
 import re
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+
+
+class Met(NamedTuple):
+    """A variable that has been met, as a checkpoint tells it."""
+
+    name: str
+    shape: str
+    listed: int
+    """Which list it was met in: variables of one list can be told apart by their order."""
 
 
 class Names:
@@ -20,7 +29,8 @@ class Names:
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[Any, str, str]] = {}
-        self._met = 0
+        self.met: list[Met] = []
+        """All of them, in order."""
 
     def meet(self, variables: Sequence[Any], paths: Sequence[str] = ()) -> None:
         """Name those that have none yet; what is no variable is passed over.
@@ -29,12 +39,13 @@ class Names:
             variables: In an order that is the same on all ranks.
             paths: What rules and reports call them, where their own names do not tell them apart.
         """
+        listed = self.met[-1].listed + 1 if self.met else 0
         for place, variable in enumerate(variables):
             known = self._names.get(id(variable))
             if isinstance(variable, tf.Variable) and (known is None or known[0]() is not variable):
-                name = f"{self._met}.{last_part(variable.name)}"
+                name = f"{len(self.met)}.{last_part(variable.name)}"
                 path = (paths[place] if paths else variable.name).split(":")[0]
-                self._met += 1
+                self.met.append(Met(name, str(variable.shape), listed))
                 self._names[id(variable)] = weakref.ref(variable), name, path
 
     def of(self, variable: Any) -> str:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from ..core.environment import elastic
 from . import calls, refusals
 from .compression import Compression, Compressor
 from .names import last_part
@@ -35,6 +36,9 @@ class Reduction:
         gradient_predivide_factor: With Average, gradients are divided by it before the sum and
             the rest of the division comes after; above 0.
         sparse_as_dense: Whether ``tf.IndexedSlices`` are made dense, and compressed, first.
+        groups: Describes the optimizer when a step is traced, as parameter groups, so that it can
+            be told what goes badly with it.
+        facts: What else must be alike on all ranks, by the names of arguments.
 
     Raises:
         SettingsError: One of these is something else.
@@ -49,11 +53,14 @@ class Reduction:
         process_set: Any = hvd.global_process_set,
         gradient_predivide_factor: float = 1.0,
         sparse_as_dense: bool = False,
+        groups: Callable[[], Sequence[Mapping[str, Any]]] = tuple,
+        facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.compression = Compression.resolve(compression, hvd.Compression.none)
         self.process_set = process_set
-        self._name, self._op = name, op
+        self._name, self._op, self._groups = name, op, groups
         self._predivide = gradient_predivide_factor if op == hvd.Average else 1.0
+        self._facts = {"gradient_predivide_factor": f"{self._predivide:g}", **facts}
         self._dense = sparse_as_dense
         self._functions: dict[Any, Any] = {}
         self._count: Any = None
@@ -61,8 +68,7 @@ class Reduction:
     @property
     def active(self) -> bool:
         """Whether there is any rank to reduce with."""
-        elastic = bool(int(os.environ.get("HOROVOD_ELASTIC", "0")))
-        return bool(self.process_set.included()) and (elastic or self.process_set.size() > 1)
+        return bool(self.process_set.included()) and (elastic() or self.process_set.size() > 1)
 
     @property
     def count(self) -> int:
@@ -135,6 +141,7 @@ class Reduction:
         scaled = scaled and not self.compression._settings.identity
         scaled = scaled and self.compression._binding.loss_scale is None  # or it is told twice
         own = [g if i in states or not scaled else _divided(g, scale) for i, g in enumerate(grads)]
+        groups = self._groups()
         reduced: list[Any] = []
         for i, grad in enumerate(own):
             name = f"{wire}.{i}"
@@ -146,7 +153,10 @@ class Reduction:
                 reduced.append(self._gather(grad, name))
             else:
                 call = calls.Call(
-                    own, variables, (i,), self.process_set, self._op, name, names, branches=False
+                    *(own, variables, (i,), self.process_set, self._op, name, names),
+                    branches=False,
+                    groups=groups,
+                    facts=self._facts,
                 )
                 with calls.explicit(call):
                     out = self._allreduce(grad, name, self.compression, self._op)

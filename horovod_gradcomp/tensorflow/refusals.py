@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from ..core.environment import elastic
 from ..core.errors import (
     BindingError,
     ExchangeError,
@@ -54,6 +54,18 @@ def unfit_settings(settings: Any) -> None:
         )
 
 
+def twice(label: str) -> BindingError:
+    """Return what to raise where one reduction has a variable with a memory twice."""
+    return BindingError(
+        explain(
+            got=f"the variable {label} twice in one reduction",
+            expected="each variable once",
+            why="it has one memory, which takes part in a step once",
+            do="give the tape each source once, or use memory='none'",
+        )
+    )
+
+
 def unfit_reduction(op: int) -> None:
     """Raise where a compressed gradient could not be reduced or decoded.
 
@@ -80,7 +92,7 @@ def unfit_reduction(op: int) -> None:
             )
         )
     not_by_xla()
-    if int(os.environ.get("HOROVOD_ELASTIC", "0")):
+    if elastic():
         raise GradCompError(
             explain(
                 got="elastic training",

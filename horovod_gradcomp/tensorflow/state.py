@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import horovod.tensorflow as hvd
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from ..core.errors import StateError, explain
 from ..core.settings import Settings
+from .names import Met
 
 if TYPE_CHECKING:
     from .compression import Compressor
@@ -19,14 +21,19 @@ FORMAT = 1
 
 
 class Manifest(tf.train.experimental.PythonState):  # type: ignore[misc]
-    """Settings, rank and number of ranks, saved beside the variables and compared on restoring.
+    """What is saved beside the variables and compared on restoring.
+
+    That is settings, rank, number of ranks, and names and shapes of the variables.
 
     Args:
         settings: Of the compressor.
+        met: Its variables so far; it grows.
+        in_use: Says whether there is anything in the memories yet.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings.describe()
+    def __init__(self, settings: Settings, met: list[Met], in_use: Callable[[], bool]) -> None:
+        self._settings, self._met, self._in_use = settings.describe(), met, in_use
+        self._read: list[Met] = []
         self.collected: list[dict[str, Any]] | None = None
         """Where not None, what is read is added to it and not compared."""
 
@@ -38,10 +45,13 @@ class Manifest(tf.train.experimental.PythonState):  # type: ignore[misc]
         """Compare a checkpoint with this run.
 
         Raises:
-            StateError: Settings, rank or number of ranks differ; all of it in one message.
+            StateError: Settings, rank, number of ranks or variables differ; all of it in one
+                message, and nothing is restored.
         """
         there, here = json.loads(string_value), self._here()
-        if self.collected is not None:
+        variables = _variables(there)
+        strange = self._strangers(variables)
+        if self.collected is not None and not strange:
             self.collected.append(there)
             return
         faults = [
@@ -50,14 +60,35 @@ class Manifest(tf.train.experimental.PythonState):  # type: ignore[misc]
             if there.get(what) != here[what]
         ]
         saved = (there.get("world_size"), there.get("rank"))
-        if hvd.is_initialized() and saved != (here["world_size"], here["rank"]):
+        own = saved == (here["world_size"], here["rank"]) or self.collected is not None
+        if hvd.is_initialized() and not own:
             faults.append(
                 f"saved by rank {saved[1]} of {saved[0]}, loaded by rank {here['rank']} of "
                 f"{here['world_size']}; each rank must load what it saved; resize_state takes up "
                 "what another number of ranks saved"
             )
+        faults += strange
         if faults:
             raise StateError("this checkpoint does not fit: " + "; ".join(faults))
+        self._read = variables or []
+
+    def compare(self) -> None:
+        """Compare variables just met with the checkpoint whose state waits for them.
+
+        Raises:
+            StateError: They are others.
+        """
+        faults = _differences(self._read, self._met) if self._read else []
+        if faults:
+            raise StateError("the checkpoint that was read does not fit: " + "; ".join(faults))
+
+    def _strangers(self, variables: list[Met] | None) -> list[str]:
+        if variables is None or not self._met or not (variables or self._in_use()):
+            return []
+        if len(variables) == len(self._met):
+            return _differences(variables, self._met)
+        count = f"{len(variables)} variables, expected {len(self._met)}"
+        return [count, *_mismatches(variables, self._met)]
 
     def _here(self) -> dict[str, Any]:
         ready = hvd.is_initialized()
@@ -66,7 +97,60 @@ class Manifest(tf.train.experimental.PythonState):  # type: ignore[misc]
             "world_size": hvd.size() if ready else 1,
             "rank": hvd.rank() if ready else 0,
             "settings": self._settings,
+            "variables": self._met,
         }
+
+
+def _variables(there: dict[str, Any]) -> list[Met] | None:
+    told = there.get("variables")
+    return None if told is None else [Met(*one) for one in told]
+
+
+def _differences(there: Sequence[Met], here: Sequence[Met]) -> list[str]:
+    """Return how variables of a checkpoint differ from those here, as far as there are both."""
+    faults = _mismatches(there, here)
+    if not faults and _confusable(there, here):
+        faults.append(
+            "variables of equal names and shapes, which the saving run met in lists of "
+            f"{_lengths(there)} and this one in lists of {_lengths(here)}, so which is which is "
+            "not known; before the first step bind lists of the same variables in the same order"
+        )
+    return faults
+
+
+def _mismatches(there: Sequence[Met], here: Sequence[Met]) -> list[str]:
+    return [
+        f"variable {saved.name} of shape {saved.shape}, expected {own.name} of shape {own.shape}"
+        for saved, own in zip(there, here)
+        if saved[:2] != own[:2]
+    ]
+
+
+def _confusable(there: Sequence[Met], here: Sequence[Met]) -> bool:
+    """Return whether two variables may have changed places.
+
+    Order tells those of one list apart. Which list came first may be another in each run.
+    """
+
+    def lists(met: Sequence[Met]) -> list[list[int]]:
+        places: dict[int, list[int]] = {}
+        for place, one in enumerate(met):
+            places.setdefault(one.listed, []).append(place)
+        return [places[one.listed] for one in met]
+
+    def kinds(met: Sequence[Met]) -> list[tuple[str, str]]:
+        return [(one.name.partition(".")[2], one.shape) for one in met]
+
+    counts = Counter(kinds(there)) | Counter(kinds(here))
+    return any(
+        saved != own and counts[kind] > 1
+        for saved, own, kind in zip(lists(there), lists(here), kinds(here))
+    )
+
+
+def _lengths(met: Sequence[Met]) -> list[int]:
+    listed = [one.listed for one in met]
+    return [listed.count(number) for number in dict.fromkeys(listed)]
 
 
 def resize_state(checkpoint: Any, paths: Sequence[str], compression: Compressor) -> None:

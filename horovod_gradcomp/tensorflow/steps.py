@@ -12,7 +12,6 @@ last branch, which reads all notes, keeps every new state or drops every one.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from ..core.carrier import Carrier
+from ..core.environment import elastic
 from ..core.stats import Stats, UnitStats
 from ..ops import tensorflow as xp
 from . import settled
@@ -61,7 +61,7 @@ class Record:
 
     Args:
         arrivals: Tensors that Horovod will hand over in a step.
-        changing: Labels of the units whose bytes change from step to step.
+        changing: Labels of the variables whose bytes change from step to step.
     """
 
     def __init__(self, arrivals: int, changing: Sequence[str]) -> None:
@@ -79,7 +79,15 @@ class Record:
                 for label in changing
             }
         self.units: dict[str, tuple[int, int, int | None]] = {}
-        self.bypassed: dict[str, tuple[int, int]] = {}
+        self.bypassed: dict[str, tuple[int | None, int]] = {}
+        """Elements and bytes of a step; None, and bytes of an element, where elements change."""
+
+    def bypass(self, label: str, variable: Any, payload: Tensor) -> None:
+        """Count a gradient that is sent as it is; where its size is not known, when it is run."""
+        numel, size = variable.shape.num_elements(), payload.dtype.size
+        if numel is None:
+            self.counters[label].assign_add(tf.size(payload, tf.int64))
+        self.bypassed[label] = (numel, size) if numel is None else (numel, numel * size)
 
     def add_to(self, stats: Stats) -> None:
         """Add what was counted, as totals over the executed steps."""
@@ -91,12 +99,17 @@ class Record:
             unit.numel = numel
             unit.raw_bytes += steps * raw
             unit.wire_bytes += int(self.counters[name].numpy()) if wire is None else steps * wire
-        for name, (numel, nbytes) in self.bypassed.items():
+        for name, (fixed, nbytes) in self.bypassed.items():
+            if fixed is None:
+                elements = int(self.counters[name].numpy())
+                total, count = elements * nbytes, elements // max(steps, 1)
+            else:
+                total, count = steps * nbytes, fixed
             if name not in stats.bypassed_names:
                 stats.bypassed_names.append(name)
-                stats.bypassed.numel += numel
-            stats.bypassed.raw_bytes += steps * nbytes
-            stats.bypassed.wire_bytes += steps * nbytes
+                stats.bypassed.numel += count
+            stats.bypassed.raw_bytes += total
+            stats.bypassed.wire_bytes += total
 
 
 class Step:
@@ -114,7 +127,7 @@ class Step:
         self._arrived = 0
         self.active = bool(self.process_set.included()) and self.process_set.size() > 1
         # A rank that joins an elastic run would ask the others, who have long been answered.
-        self._asks = self.active and not int(os.environ.get("HOROVOD_ELASTIC", "0"))
+        self._asks = self.active and not elastic()
         if self.active:
             self._around(lambda: record.steps.assign_add(1))
 
@@ -257,17 +270,18 @@ class Steps:
         return step
 
     def _begin(self, call: Call, plan: Plan, graph: Any) -> Step:
+        # By label, which is a variable's own for ever; its id goes on to another when it is gone.
         kinds = [
-            (id(variable), type(grad).__name__, getattr(grad, "dtype", None))
-            for variable, grad in zip(call.variables, call.grads)
+            (label or id(variable), type(grad).__name__, getattr(grad, "dtype", None))
+            for label, variable, grad in zip(plan.labels, call.variables, call.grads)
         ]
         key = (call.process_set.process_set_id, *kinds)
         if key not in self.records:
             arrivals = sum(map(dense, call.grads))
             changing = [
                 label
-                for unit, label in zip(plan.units, plan.labels)
-                if unit and unit.wire_bytes() is None
+                for unit, label, variable in zip(plan.units, plan.labels, call.variables)
+                if (unit.wire_bytes() if unit else variable.shape.num_elements()) is None
             ]
             record = self.records[key] = outside(lambda: Record(arrivals, changing))
             for label, variable, grad in zip(plan.labels, call.variables, call.grads):

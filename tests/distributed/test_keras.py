@@ -24,8 +24,13 @@ EVERYWHERE = (
     "overflow",
     "broadcasting",
     "metrics",
+    "metrics_of_many",
+    "metric_names",
+    "frozen",
+    "disagreement",
     "warning",
     "telemetry",
+    "doubting",
 )
 ON_TENSORFLOW = (
     "options",
@@ -43,8 +48,8 @@ ON_TENSORFLOW = (
 )
 KINDS = {
     "keras": ({}, (*EVERYWHERE, *ON_TENSORFLOW)),
-    "torch": ({"KERAS_BACKEND": "torch"}, (*EVERYWHERE, "passes")),
-    "tf_keras": ({"TF_USE_LEGACY_KERAS": "1"}, EVERYWHERE),
+    "torch": ({"KERAS_BACKEND": "torch"}, (*EVERYWHERE, "passes", "freezing")),
+    "tf_keras": ({"TF_USE_LEGACY_KERAS": "1"}, (*EVERYWHERE, "legacy")),
 }
 ROUNDING = 1e-6
 """Of float32 weights around 0.2 after a few steps."""
@@ -121,6 +126,12 @@ def test_backward_passes_per_step(kind):
     assert ROUNDING < found["compressed"]["difference"] < 0.2
 
 
+def test_what_is_remembered_follows_what_trains():
+    for name, differences in report("torch", "freezing").items():
+        # What two phases hold back is added up in another order; the others only skip steps.
+        assert max(differences) < (1e-5 if name == "two phases" else 1e-7), name
+
+
 def test_own_loops_train_as_fit_does():
     for name, difference in report("keras", "loops").items():
         assert difference == 0, name
@@ -139,6 +150,10 @@ def test_a_callback_records_training(kind):
     expected = {"epochs": [7, 15], "batches": [2, 5, 8, 11, 14, 15]}
     if kind == "torch":
         expected = {"epochs": [0, 8], "batches": [0, 3, 6, 9, 12, 15]}
+        # Four batches to a step, and two steps to an epoch.
+        expected.update({"passes": [0, 1, 2, 3], "epochs of passes": [0, 2]})
+    elif kind == "keras":
+        expected["executions"] = [3, 7, 11, 15]
     for name, steps in expected.items():
         assert first[name]["steps"] == steps, name
         assert other[name]["steps"] == [], name
@@ -147,6 +162,24 @@ def test_a_callback_records_training(kind):
         assert len(first[name]["layers"][0]) == 2
         assert all(norm > 0 for norm in first[name]["residuals"] + first[name]["total"])
     assert "TelemetryCallback with a model" in first["refused"]
+    assert "a broken fit" in first["broken"]
+    # After 16 steps, or 4 where 4 batches make one, an epoch that ended and one that was broken.
+    steps = [4, 6] if kind == "torch" else [23, 31]
+    assert first["steps once"] == steps
+
+
+@every_keras
+def test_what_goes_badly_with_an_optimizer_is_said_once(kind):
+    found = report(kind, "doubting")
+    adam = sorted(found["adam"])
+    assert len(adam) == 2
+    assert "an optimizer that adapts" in adam[0]
+    assert "the rule 'nothing.*' matches no parameter" in adam[1]
+    if kind == "torch":
+        assert "an optimizer that adapts" in found["scaled"][0]
+        assert "takes the place of the optimizer's" in found["momentum"][0]
+        assert [len(found[name]) for name in ("scaled", "late", "momentum", "none")] == [1, 0, 1, 0]
+        assert found["among"] == ["fp16"]
 
 
 # Mixed precision ----------------------------------------------------------------------------------
@@ -232,6 +265,60 @@ def test_metrics_are_averaged(kind):
         assert value == pytest.approx(mean, rel=1e-6), name
 
 
+@every_keras
+def test_metrics_with_several_values_are_averaged(kind):
+    first, second = reports(kind, "metrics_of_many")
+    assert len(first["own"]) == 3
+    assert first["own"] != second["own"]
+    mean = [(a + b) / 2 for a, b in zip(first["own"], second["own"])]
+    assert first["averaged"] == pytest.approx(mean, rel=1e-6)
+    assert first["averaged"] == second["averaged"]
+    assert first["kinds averaged"] == "float"
+
+
+@every_keras
+def test_metrics_that_ranks_do_not_share_are_refused(kind):
+    (text,) = {one["other"] for one in reports(kind, "metrics_of_many")}
+    assert text.startswith("SettingsError: got ")
+    assert "val_f1: numbers of shape [3] on rank 0, nothing on rank 1" in text
+    assert "val_loss: a number on rank 0, nothing on rank 1" in text
+    assert " loss" not in text
+
+
+@every_keras
+def test_metrics_are_averaged_with_their_like(kind):
+    assert report(kind, "metric_names") == [1, 2, 3]
+
+
+@every_keras
+def test_a_model_without_anything_to_train(kind):
+    found = report(kind, "frozen")
+    assert found["plain"] == found["distributed"] == "nothing was raised"
+
+
+def test_broadcast_to_legacy_optimizers():
+    found = report("tf_keras", "legacy")
+    for name in ("plain", "wrapped"):
+        # The count of steps, and the momentum of two kernels and two biases.
+        assert found[name][1] == [3, *(3 * n for n in (2560, 64, 192, 3))], name
+
+
+@every_keras
+def test_arguments_that_ranks_do_not_share_are_refused(kind):
+    found = report(kind, "disagreement")
+    argument = "backward_passes_per_step"
+    expected = {
+        "op": "op: Average on rank 0, Sum on rank 1",
+        "predivide": "gradient_predivide_factor: 1 on rank 0, 2 on rank 1",
+        "passes": f"{argument}: 1 on rank 0, 2 on rank 1",
+        "mean": "average_aggregated_gradients: False on rank 0, True on rank 1",
+    }
+    assert found.pop("alike") == "nothing was raised"
+    assert list(found) == list(expected)[: 2 if kind == "tf_keras" else 4]
+    for name, text in found.items():
+        assert text.startswith(f"SettingsError: got {expected[name]}; expected the same")
+
+
 def test_learning_rates():
     found = report("keras", "rates")
     # From half of it, as there are two ranks, in equal steps.
@@ -274,6 +361,7 @@ def test_xla_is_turned_off_or_refused():
     ("what", "parts"),
     [
         ("twice", ["SettingsError", "got SGD that is distributed already"]),
+        ("inner", ["SettingsError", "got SGD that is distributed already"]),
         ("op", ["SettingsError", "expected op=hvd.Average or op=hvd.Sum"]),
         ("factor", ["SettingsError", "gradient_predivide_factor=0", "above 0"]),
         ("passes", ["SettingsError", "backward_passes_per_step=0", "whole number from 1"]),

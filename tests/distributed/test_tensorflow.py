@@ -28,6 +28,10 @@ TWO_RANKS = (
     "unknown_tensor",
     "outer_tape",
     "checkpoint",
+    "other_variables",
+    "handed_over",
+    "strangers",
+    "unknown_shape",
     "copies",
     "counting",
     "traces",
@@ -231,6 +235,50 @@ def test_a_checkpoint_continues_bit_for_bit(two_ranks):
         assert all(rank.values()), rank
 
 
+def test_variables_of_equal_shapes_in_turn_have_their_own_memories(two_ranks):
+    assert equal_on_all_ranks(two_ranks["other_variables"]) == {
+        "optimizer": [80.0, 0.0],
+        "first": 80.0,
+        "second": 0.0,
+        "nonzeros of a dense one": 80,
+        "owed": [76.0, 0.0],  # four of 80 have been sent
+        "third": 0.0,
+        "steps": 4,
+    }
+
+
+def test_a_function_that_takes_variables_is_warned_of(two_ranks):
+    found = equal_on_all_ranks(two_ranks["handed_over"])
+    (text,) = found.pop("argument")
+    assert "takes variables as arguments" in text
+    assert found == {"closure": [], "eager": [], "no memory": []}
+
+
+def test_a_checkpoint_of_other_variables_is_refused(two_ranks):
+    for found in results(two_ranks["strangers"]):
+        first, again = found["alike"]
+        assert first == again
+        assert found["kept"]
+        for what, part in {
+            "three": "2 variables, expected 3",
+            "one": "2 variables, expected 1",
+            "shape": "variable 1.kernel of shape (8, 10), expected 1.kernel of shape (16, 10)",
+            "name": "variable 1.kernel of shape (8, 10), expected 1.bias",
+            "parts": "lists of [1, 1] and this one in lists of [2]",
+            "late": "lists of [1, 1] and this one in lists of [2]",
+            "late again": "lists of [1, 1] and this one in lists of [2]",
+        }.items():
+            assert "StateError" in found[what], found[what]
+            assert part in found[what]
+
+
+def test_gradients_of_unknown_shape_are_counted_as_they_are_sent(two_ranks):
+    found = equal_on_all_ranks(two_ranks["unknown_shape"])
+    assert found["raw"] == found["bypassed"]["wire_bytes"] == 4 * 4 * (50 + 30)
+    assert found["bypassed"]["numel"] == 160  # the mean
+    assert found["ratio"] == 1.0
+
+
 def test_stats(two_ranks):
     for rank, found in enumerate(results(two_ranks["counting"])):
         stats = found["stats"]
@@ -277,6 +325,8 @@ def test_functions_that_run_eagerly(two_ranks):
         ("no settings", ["SettingsError", "Compression.topk(...)"]),
         ("auto", ["SettingsError", "traced once", "gradcomp advise --measure"]),
         ("other context", ["BindingError", "a context of int"]),
+        ("twice", ["BindingError", "kernel twice in one reduction", "memory='none'"]),
+        ("twice without memory", ["nothing was raised"]),
         ("other framework", ["SettingsError", "got a numpy.ndarray", "a tensor of TensorFlow"]),
     ],
 )
@@ -368,6 +418,7 @@ def test_laws_of_memories(laws):
         ("memory", ["memory: none on rank 0, residual:decay=1.0 on rank 1"]),
         ("size", ["min_numel: 1000000 on rank 0, 64 on rank 1"]),
         ("none", ["codec: none on rank 0, topk"]),
+        ("op", ["op: Average on rank 0, Sum on rank 1"]),
         ("steps", ["steps so far: 0 on rank 0, 7 on rank 1"]),
     ],
 )

@@ -267,6 +267,7 @@ def refusals():
     legacy = tf_keras.optimizers
     return {
         "twice": message(lambda: wrap(distributed())),
+        "inner": message(lambda: wrap(distributed(scaler(sgd())).inner_optimizer)),
         "op": message(lambda: wrap(sgd(), op=horovods.Average + 2)),
         "factor": message(lambda: wrap(sgd(), gradient_predivide_factor=0)),
         "passes": message(lambda: wrap(sgd(), backward_passes_per_step=0)),

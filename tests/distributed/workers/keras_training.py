@@ -75,13 +75,27 @@ def one_process():
     return out
 
 
+class Breaking(keras.callbacks.Callback):
+    """Ends a fit by an error."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            raise InterruptedError("a broken fit")
+
+
 @check
 def telemetry():
     """A record an epoch, and one every few batches, by the first rank alone."""
     out = {}
-    for name, every in {"epochs": None, "batches": 3}.items():
+    kinds = {"epochs": (None, {}, {}), "batches": (3, {}, {})}
+    if BACKEND == "torch":
+        kinds["passes"] = (4, {"backward_passes_per_step": 4}, {})
+        kinds["epochs of passes"] = (None, {"backward_passes_per_step": 4}, {})
+    elif not LEGACY:
+        kinds["executions"] = (4, {}, {"steps_per_execution": 4})
+    for name, (every, passes, executions) in kinds.items():
         compression, records = topk(), []
-        model = compiled(distributed(compression=compression))
+        model = compiled(distributed(compression=compression, **passes), **executions)
         callback = hvd.callbacks.TelemetryCallback(records.append, every=every)
         fit(model, callbacks=[callback])
         told = compression.stats()
@@ -96,6 +110,10 @@ def telemetry():
             ],
             "total": [r["total"]["residual_norm"] for r in records],
         }
+    callback, seen = hvd.callbacks.TelemetryCallback(records.append), len(records)
+    out["broken"] = message(lambda: fit(model, callbacks=[callback, Breaking()]))
+    fit(model, epochs=1, callbacks=[callback])
+    out["steps once"] = [r["step"] for r in records[seen:]]
     out["refused"] = message(
         lambda: fit(compiled(sgd()), callbacks=[hvd.callbacks.TelemetryCallback(print)])
     )
@@ -165,6 +183,88 @@ def passes():
             "reductions": distribution_of(model.optimizer).reduction.count,
             "updates": int(model.optimizer.iterations),
         }
+    return out
+
+
+@check
+def doubting():
+    """What goes badly together is said once, and left out of what is chosen from."""
+    out = {}
+    momentum = {"memory": "momentum"}
+    kinds = {"adam": (keras.optimizers.Adam(), {"rules": [("nothing.*", "fp16")]})}
+    if BACKEND == "torch":
+        kinds["scaled"] = (scaler(keras.optimizers.Lion()), {})
+        kinds["late"] = (keras.optimizers.Adam(), {"start_after": 2})
+        kinds["momentum"] = (sgd(momentum=0.9), momentum)
+        kinds["none"] = (sgd(), momentum)
+    x, y = (part[:8] for part in mine())
+    for name, (optimizer, options) in kinds.items():
+        model = compiled(distributed(optimizer, compression=topk(**options)))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                model.train_on_batch(x, y)
+        texts = [str(w.message) for w in caught if "horovod_gradcomp" in str(w.message)]
+        out[name] = [text[:75] for text in texts]  # before names, which differ between ranks
+    if BACKEND == "torch":
+        auto = hvd.Compression.auto(candidates=["topk:ratio=0.1", "fp16"])
+        model = compiled(distributed(keras.optimizers.Adam(), compression=auto))
+        model.train_on_batch(x, y)
+        out["among"] = list(auto._bindings[0].tuner._among)
+    return out
+
+
+MEMORIES = {
+    "residual": {},
+    "momentum": {"memory": "momentum"},
+    "ef21": {"memory": "ef21"},
+    "differential": {"memory": "differential"},
+    "bfloat16": {"state_dtype": "bfloat16"},
+    "schedule": {"start_after": 6},
+    "two phases": {"exchange": "two_phase"},
+}
+
+
+@check
+def freezing():
+    """A layer is frozen for some steps; gradients depend on examples alone, not on weights.
+
+    Each layer trains as if there were no other one. In two phases it does not, as they share the
+    parts that ranks reduce; there all that was held back comes out in the end.
+    """
+    generator = np.random.default_rng(hvd.rank())
+    batches = [generator.standard_normal((2, 8, 40)).astype(np.float32) for _ in range(12)]
+    nothing = [np.zeros_like(batches[0])] * 25
+
+    def trained(compression, parts):
+        keras.utils.set_random_seed(3)
+        put = keras.layers.Input((40,))
+        layers = [keras.layers.Dense(40, use_bias=False) for _ in range(2)]
+        model = keras.Model(put, keras.layers.Add()([layer(put) for layer in layers]))
+        optimizer = distributed(compression=compression)
+        for frozen, part in parts:
+            layers[0].trainable = not frozen
+            model.compile(optimizer, loss=lambda y, p: keras.ops.mean(y * p))
+            for x, y in part:
+                model.train_on_batch(x, y)
+        return model.get_weights()
+
+    out = {}
+    for name, options in MEMORIES.items():
+        options = {"bucket_bytes": 4, **options} if name != "two phases" else options
+        compression, again = topk(**options), topk(**options)
+        frozen = [(False, batches[:4]), (True, batches[4:8]), (False, batches[8:])]
+        end = [(False, nothing)] if name == "two phases" else []
+        first, second = trained(compression, [*frozen, *end])
+        expected = trained(None if end else again, [(False, batches)])[1]
+        differences = [float(np.abs(second - expected).max())]
+        if name != "schedule":
+            some = [(False, batches[:4] + batches[8:])]
+            expected = trained(None if end else topk(**options), some)[0]
+            differences.append(float(np.abs(first - expected).max()))
+        out[name] = differences
+        saved = compression.state_dict()["optimizers"]
+        assert {one["step"] for one in saved} == {8, 12 + len(nothing) * bool(end)}
     return out
 
 
@@ -289,6 +389,102 @@ def metrics():
     average = hvd.callbacks.MetricAverageCallback()
     history = fit(model, epochs=1, validation_data=mine(), callbacks=[average])
     return {"own": own, "averaged": {name: values[0] for name, values in history.items()}}
+
+
+@check
+def metrics_of_many():
+    """A metric of each class, and one that other ranks do not have."""
+    x, y = mine()
+    part = x, np.eye(3, dtype=np.float32)[y]
+    out = {}
+    for name, callbacks in (("own", []), ("averaged", [hvd.callbacks.MetricAverageCallback()])):
+        model = new_model()
+        one = keras.metrics.F1Score(average=None, name="f1")
+        model.compile(distributed(), loss="mse", metrics=[one])
+        history = fit(model, part, epochs=1, callbacks=callbacks)
+        out[name] = np.asarray(history["f1"][0]).tolist()
+        out[f"kinds {name}"] = type(history["loss"][0]).__name__
+    only = {"validation_data": part} if hvd.rank() == 0 else {}
+    out["other"] = message(lambda: fit(model, part, epochs=1, callbacks=callbacks, **only))
+    return out
+
+
+@check
+def metric_names():
+    """Metrics that Keras numbers differently on each rank are averaged with their like."""
+    callback = hvd.callbacks.MetricAverageCallback()
+    callback.set_model(compiled(distributed()))
+    first, second = ("", "_1") if hvd.rank() == 0 else ("_9", "_10")
+    first, second = f"dense{first}_loss", f"dense{second}_loss"
+    logs = {first: 1.0, second: 2.0, "loss": 3.0}
+    callback.on_epoch_end(0, logs)
+    return [logs[first], logs[second], logs["loss"]]
+
+
+@check
+def frozen():
+    """Where nothing is left to train, fit trains nothing."""
+    out = {}
+    for name, optimizer in (("plain", sgd()), ("distributed", distributed(compression=topk()))):
+        model = new_model()
+        model.trainable = False
+        model = compiled(optimizer, model)
+        out[name] = message(lambda m=model: fit(m, epochs=1))
+    return out
+
+
+@check
+def legacy():
+    """The broadcast serves optimizers of tf_keras.optimizers.legacy, too."""
+    import horovod.tensorflow.keras as horovods
+
+    out = {}
+    for name, wrap in (("plain", lambda o: o), ("wrapped", horovods.DistributedOptimizer)):
+        optimizer = wrap(keras.optimizers.legacy.SGD(0.05, momentum=0.9))
+        model = compiled(optimizer, new_model(hvd.rank()))
+        if hvd.rank() == 1:
+            model.optimizer._create_all_weights(model.trainable_variables)
+            for variable in model.optimizer.variables():
+                variable.assign(np.full(variable.shape, 3).astype(variable.dtype.name))
+        broadcast = hvd.callbacks.BroadcastGlobalVariablesCallback(1)
+        broadcast.set_model(model)
+        broadcast.on_train_begin()
+        state = model.optimizer.variables()
+        out[name] = [weights(model), [float(np.sum(v.numpy())) for v in state]]
+        fit(model, epochs=1, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(1)])
+        if name == "wrapped":
+            out["trained"] = weights(model)
+    return out
+
+
+@check
+def disagreement():
+    """Arguments that differ between ranks are found out on all of them."""
+    cases = {
+        "op": ({"op": hvd.Average}, {"op": hvd.Sum}),
+        "predivide": ({}, {"gradient_predivide_factor": 2.0}),
+        "passes": ({}, {"backward_passes_per_step": 2}),
+        "mean": (
+            {"backward_passes_per_step": 2},
+            {"backward_passes_per_step": 2, "average_aggregated_gradients": True},
+        ),
+    }
+
+    def step(**options):
+        layer = keras.layers.Dense(3, use_bias=False)
+        layer.build((None, 40))
+        optimizer = distributed(compression=topk(), **options)
+        for _ in range(2):
+            optimizer.apply_gradients([(v * 0 + 1, v) for v in layer.trainable_variables])
+
+    out = {}
+    for name, options in cases.items():
+        if not LEGACY or name in ("op", "predivide"):
+            own = options[hvd.rank() % 2]
+            text = message(lambda own=own: step(**own))
+            out[name] = text[text.find("SettingsError") :].split("\n")[0]
+    out["alike"] = message(step)
+    return out
 
 
 @check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import pickle
 import tempfile
@@ -86,6 +87,45 @@ def dtypes():
 
 
 @check
+def handed_over():
+    """Who is warned that a function takes variables as arguments."""
+    out = {}
+    weights = new_weights()
+    kernels = weights[0], weights[2]
+    grad = tf.constant(draw(0, 0)[0])
+
+    def reduce(kernel, compression):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(kernel * grad)
+        tape = hvd.DistributedGradientTape(tape, compression=compression)
+        return tape.gradient(loss, [kernel])
+
+    def run(codec, how):
+        compression = make(codec)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            how(compression)
+        return [str(w.message) for w in caught if "horovod_gradcomp" in str(w.message)]
+
+    def argument(compression):
+        step = tf.function(lambda kernel, unused=None: reduce(kernel, compression))
+        outer = tf.function(lambda kernels: [step(kernel=kernel) for kernel in kernels])
+        outer(kernels)
+
+    def closure(compression):
+        tf.function(lambda: reduce(kernels[0], compression))()
+
+    def eager(compression):
+        for kernel in kernels:
+            reduce(kernel, compression)
+
+    for how in (argument, closure, eager):
+        out[how.__name__] = run("topk", how)
+    out["no memory"] = run("fp16", argument)
+    return out
+
+
+@check
 def unknown_tensor():
     tensor = tf.ones([24, 40]) * (hvd.rank() + 1)
     lossy = make("linear:bits=2", memory="none")
@@ -134,6 +174,118 @@ def checkpoint():
                 status.assert_existing_objects_matched()
                 out[f"{codec} {'bound' if bound else 'not yet made'}"] = same
     return out
+
+
+@check
+def other_variables():
+    """Eagerly, variables of equal shapes in turn, on the one function that Horovod has for them."""
+    one = tf.constant(np.arange(1.0, 81.0, dtype=np.float32).reshape(8, 10))
+
+    def tape(compression, variables, grads):
+        with tf.GradientTape() as inner:
+            loss = tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, grads)])
+        inner = hvd.DistributedGradientTape(inner, compression=compression)
+        return inner.gradient(loss, variables)
+
+    def optimizer(compression):
+        inner = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        wrapped = hvd.DistributedOptimizer(inner, compression=compression)
+
+        def reduce(_, variables, grads):
+            def loss():
+                return tf.add_n([tf.reduce_sum(v * g) for v, g in zip(variables, grads)])
+
+            return [grad for grad, _ in wrapped.compute_gradients(loss, variables)]
+
+        return reduce
+
+    def most(reduce, compression, variables, grads):
+        return max(float(tf.reduce_max(tf.abs(g))) for g in reduce(compression, variables, grads))
+
+    def kernel(name="dense_1/kernel"):
+        return tf.Variable(tf.zeros([8, 10]), name=name)
+
+    compression = make("topk")
+    reduce = optimizer(compression)
+    out = {"optimizer": [most(reduce, compression, [kernel()], [g]) for g in (one, 0 * one)]}
+    compression = make("topk", rules=[("dense_head.*", None)])
+    first, second = kernel(), kernel()
+    out["first"] = most(tape, compression, [first], [one])
+    out["second"] = most(tape, compression, [second], [0 * one])
+    dense = tape(compression, [kernel("dense_head/kernel")], [one])[0]
+    out["nonzeros of a dense one"] = int(tf.math.count_nonzero(dense))
+    out["owed"] = [float(residual_of(compression, f"{i}.kernel").max()) for i in range(2)]
+    del second
+    gc.collect()
+    out["third"] = most(tape, compression, [kernel()], [0 * one])
+    out["steps"] = compression.stats()["steps"]
+    return out
+
+
+def residual_of(compression, name):
+    return compression._units[name].residual.numpy()
+
+
+@check
+def strangers():
+    """Checkpoints onto other variables than they were saved for."""
+
+    def trainer(names=("kernel", "kernel"), shapes=((8, 10), (8, 10)), bind=True):
+        weights = [tf.Variable(tf.zeros(s), name=n) for n, s in zip(names, shapes)]
+        compression = make("topk")
+        return weights, compression.bind(weights) if bind else compression
+
+    def step(compression, weights):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum((i + 1.5) * w) for i, w in enumerate(weights)])
+        hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, weights)
+
+    def read(compression, path):
+        tf.train.Checkpoint(compression=compression).read(path).expect_partial()
+
+    out = {}
+    with tempfile.TemporaryDirectory() as folder:
+        weights, saved = trainer()
+        step(saved, weights[::-1])
+        path = tf.train.Checkpoint(compression=saved).write(f"{folder}/bound")
+        weights, unbound = trainer(bind=False)
+        step(unbound, weights[1:])
+        step(unbound, weights)
+        parts = tf.train.Checkpoint(compression=unbound).write(f"{folder}/parts")
+        _, again = trainer()
+        read(again, path)
+        out["alike"] = [
+            digest([residual_of(c, f"{i}.kernel") for i in range(2)]) for c in (saved, again)
+        ]
+        others = {
+            "three": trainer(["kernel"] * 3, [(8, 10)] * 3),
+            "one": trainer(["kernel"], [(8, 10)]),
+            "shape": trainer(shapes=((8, 10), (16, 10))),
+            "name": trainer(names=("kernel", "bias")),
+        }
+        for name, (_, compression) in others.items():
+            out[name] = message(lambda c=compression: read(c, path))
+        out["parts"] = message(lambda: read(again, parts))
+        kept = digest([residual_of(again, f"{i}.kernel") for i in range(2)])
+        out["kept"] = kept == out["alike"][0]
+        weights, late = trainer(bind=False)
+        read(late, parts)
+        out["late"] = message(lambda: late.bind(weights))
+        out["late again"] = message(lambda: step(late, weights))
+    return out
+
+
+@check
+def unknown_shape():
+    compression = make("topk")
+    one = tf.Variable(tf.zeros([50, 4]), shape=[None, 4], name="one")
+    for rows in (50, 30):
+        one.assign(tf.zeros([rows, 4]))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(one * 1.5)
+        hvd.DistributedGradientTape(tape, compression=compression).gradient(loss, [one])
+    stats = compression.stats()
+    return {"bypassed": stats["bypassed"], "raw": stats["raw_bytes"], "ratio": stats["ratio"]}
 
 
 @check
@@ -235,7 +387,13 @@ def refusals():
         finally:
             del os.environ["HOROVOD_ELASTIC"]
 
+    def twice(**options):
+        (kernel, *_) = new_weights()
+        Trainer(make("topk", **options), weights=[kernel, kernel]).step()
+
     return {
+        "twice": message(twice),
+        "twice without memory": message(lambda: twice(memory="none")),
         "elastic": message(elastic),
         "Adasum": message(lambda: Trainer(make("topk"), op=hvd.Adasum).step()),
         "Max": message(lambda: Trainer(make("topk"), op=hvd.Max).step()),

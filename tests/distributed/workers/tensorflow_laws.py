@@ -333,6 +333,7 @@ def disagreement():
     for name, build in cases.items():
         trainer = Trainer(build(), graph=name == "kind")
         out[name] = message(trainer.step)
+    out["op"] = message(Trainer(make("topk"), op=(hvd.Average, hvd.Sum)[rank % 2]).step)
     steps = Trainer(make("topk"))
     steps.compression.bind(steps.weights)
     for variable in steps.compression.variables:
