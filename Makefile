@@ -49,11 +49,11 @@ make lint         check format, style, types and shell scripts
 make package-check  build archive and wheel, and try them without frameworks and with each
 make image-test   build the CPU image with docker, podman or buildah, and check it inside
 make gpu-check    everything that needs a GPU: laws, two ranks, measurements (6 minutes)
-make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 minutes, 6 GB)
+make gpu-compile-check  compile Horovod for NCCL, without a GPU (20 to 70 minutes, 6 GB)
 make env          only prepare: system packages, .venv, frameworks, Horovod, this package
 make clean        remove .venv, .venv-gpu and what the tools leave (kept Horovod wheels stay)
 
-Each of the demos, convergence, reproduce, test, lint and gpu-check prepares first. The first time
+Each of the demos, docs, convergence, reproduce, test, lint and gpu-check prepares first. The first time
 takes about 15 minutes, most of it Horovod's build, afterwards seconds.
 
 Settings: make TARGET NAME=VALUE
@@ -157,7 +157,9 @@ test: env
 	$(ACTIVE)
 	none=0 failed=0
 	run() { python $(TEST) "$$@" $(PYTEST_ARGS) || case $$? in 5) none=$$((none + 1));; *) failed=1;; esac; }
+	$(SAY) 'test: part 1 of 2, without ranks'
 	run -m 'not distributed' -n $(JOBS) $(if $(REPORTS),--junitxml=$(REPORTS)/unit.xml)
+	$(SAY) 'test: part 2 of 2, on real ranks'
 	run -m distributed $(if $(REPORTS),--junitxml=$(REPORTS)/distributed.xml)
 	if [[ $$none == 2 ]]; then echo 'test: no test was selected' >&2; failed=1; fi
 	exit $$failed

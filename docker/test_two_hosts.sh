@@ -52,7 +52,10 @@ for i in 0 1; do
         --volume $shared:/home/horovod/.ssh ${containers[i]} -- entrypoint"
 done
 
+# The key first: a container that starts before there is one does not know the others.
 # shellcheck disable=SC2086 # words on purpose
+${start[0]} keys
+# shellcheck disable=SC2086
 setsid ${start[1]} sshd >"$shared.log" 2>&1 &
 waiting=$!
 # shellcheck disable=SC2016,SC2086

@@ -166,6 +166,25 @@ FIGURES = (
         root=True,
     ),
     Figure(
+        "network-models",
+        "docs/benchmarks_more.md",
+        f"{NETWORK} --bandwidth 1gbit --model vgg16-small,lstm,transformer --rounds 3 --add "
+        "--json docs/benchmarks_more.json --docs docs/benchmarks_more.md --check",
+        f"{NETWORK} --bandwidth 1gbit --model transformer --rounds 1 --codec topk --add "
+        f"--json {QUICK}/network.json --check",
+        root=True,
+    ),
+    Figure(
+        "network-hosts",
+        "docs/benchmarks_more.md",
+        f"{NETWORK} --bandwidth 500mbit --hosts 2,3,4 --exchange allgather,two_phase "
+        "--codec linear:bits=4 --codec sign --codec topk --codec acp --rounds 3 --add "
+        "--json docs/benchmarks_more.json --docs docs/benchmarks_more.md --check",
+        f"{NETWORK} --bandwidth 500mbit --hosts 3 --exchange allgather,two_phase "
+        f"--model mlp4x256 --codec sign --rounds 1 --add --json {QUICK}/network.json --check",
+        root=True,
+    ),
+    Figure(
         "time-to-accuracy",
         "docs/choosing.md",
         f"{LAB} 100mbit -- python examples/time_to_accuracy.py --compression dense "

@@ -49,6 +49,7 @@ def run(
                     what, done, of = found
                     progress.update(task, description=what, completed=done, total=of)
             code = ranks.wait()
+            progress.update(task, description="all of them")
         finally:
             if ranks.poll() is None:
                 os.killpg(ranks.pid, signal.SIGTERM)
